@@ -1,0 +1,64 @@
+"""The seam to the device. The loops know nothing of a device but this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from compute_loop.forward_batch import ForwardBatch
+from srt.core.messages import Int32Array
+
+
+class StepHandle(Protocol):
+    """A launched step. What is in it is the runner's business."""
+
+    @property
+    def batch(self) -> ForwardBatch: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTokens:
+    """What a finished step says: one token per row of its batch, `NO_TOKEN` where none was sampled.
+
+    `busy` and `gap` are seconds on the device's clock: work of this step, and idle time before it.
+    """
+
+    token_ids: Int32Array
+    busy: float = 0.0
+    gap: float = 0.0
+
+
+class Runner(Protocol):
+    """Thread: compute. Runs steps in the order in which they are launched.
+
+    A runner owns the device tables, indexed by slot: page table, last token, sampling parameters. Slot 0 and page 0
+    are dummies for padding; no request gets them.
+
+    Attributes:
+        asynchronous: `launch` returns before the step is done, so that another one may be launched behind it.
+        one_call: a step takes the GIL about ten times or less, so that two threads overlap.
+    """
+
+    name: str
+    asynchronous: bool
+    one_call: bool
+
+    def launch(self, batch: ForwardBatch) -> StepHandle:
+        """Starts the forward pass of a step behind those launched before.
+
+        Any exception of `launch`, `sample` or `wait` means that the step failed.
+        """
+
+    def sample(self, handle: StepHandle, rows: Int32Array, masks: npt.NDArray[Any] | None) -> None:
+        """Samples the logits of `rows` (indices into the batch); `masks` bool[len(rows), vocab] allows tokens."""
+
+    def wait(self, handle: StepHandle) -> StepTokens:
+        """Sleeps, without the GIL, until the step and its sampling are done."""
+
+    def reset(self) -> None:
+        """After a failed step: forgets launched steps and all rows. KV pages keep what settled steps wrote."""
+
+    def close(self) -> None:
+        """Releases the device."""
