@@ -1,0 +1,1 @@
+"""Native kernels, each beside its torch twin with the same signature."""

@@ -1,0 +1,1 @@
+"""The operations that a model's program is made of."""

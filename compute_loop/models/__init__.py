@@ -1,0 +1,1 @@
+"""Model families, their configuration and the loading of weights."""

@@ -1,0 +1,1 @@
+"""Runners: the ways to carry out one forward step behind one seam."""

@@ -1,0 +1,1 @@
+"""The roof: HTTP, tokenizer, detokenizer, the engine process and the Python API."""
