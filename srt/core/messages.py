@@ -345,7 +345,7 @@ class StepFault:
 class StepResult:
     """What one step did; also sent empty (`step` unchanged, no rows) when something changed and nothing ran.
 
-    Row i computed the KV of `num_new_tokens[i]` tokens and sampled `token_ids[i]` (`NO_TOKEN`: none). Rows that had
+    Row i has the KV of its first `kv_lens[i]` tokens now, and sampled `token_ids[i]` (`NO_TOKEN`: none). Rows that had
     already finished when the step was launched (overrun) are left out. `applied` is the last command that compute
     had applied when it launched this step: everything commanded up to it has been executed. `parked` rows had no
     credit when compute last looked. Times in seconds on the runner's clock: `busy` is how long the device worked,
@@ -357,7 +357,7 @@ class StepResult:
     applied: int
     slots: Int32Array = field(default_factory=empty_int32)
     generations: Int64Array = field(default_factory=empty_int64)
-    num_new_tokens: Int32Array = field(default_factory=empty_int32)
+    kv_lens: Int32Array = field(default_factory=empty_int32)
     token_ids: Int32Array = field(default_factory=empty_int32)
     finished: tuple[SeqFinish, ...] = ()
     dropped: tuple[Row, ...] = ()

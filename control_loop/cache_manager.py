@@ -1,0 +1,178 @@
+"""Tree and allocator together: the lease of each slot, from admission to release."""
+
+from __future__ import annotations
+
+from control_loop.req import Req
+from control_loop.slots import SlotTable
+from mem_pool.page_allocator import PageAllocator
+from radix_cache.key import RadixKey
+from radix_cache.radix_cache import Match, RadixCache
+from radix_cache.radix_tree import TreeNode
+from srt.core.messages import Int32Array
+
+
+class CacheManager:
+    """Thread: control. Who owns which page of a sequence, half-open and in tokens::
+
+        [0 ............ path)[path ........... scheduled)[scheduled ........ num_pages * page_size)
+         tree's, locked       the lease's, written or      the lease's, reserved
+                              commanded; the whole pages
+                              go to the tree at `publish`
+
+    Inside ``[0, path)`` a page may still be the lease's: the tree had the same tokens in a page of its own when ours
+    was published. Compute keeps reading ours, so it stays private until `release`.
+    """
+
+    def __init__(self, cache: RadixCache, allocator: PageAllocator, slots: SlotTable) -> None:
+        self.cache = cache
+        self.allocator = allocator
+        self._slots = slots
+        self._page_size = slots.page_size
+        self._nodes: list[TreeNode] = [cache.root] * (slots.num_slots + 1)
+        self.evicted_pages = 0
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `reserve` can deliver now."""
+        return self.allocator.num_free + self.cache.num_evictable
+
+    def node(self, slot: int) -> TreeNode:
+        """Where the locked path of a slot ends."""
+        return self._nodes[slot]
+
+    def reserve(self, count: int) -> Int32Array | None:
+        """`count` pages, evicting what nobody uses; None and no change when there are not so many."""
+        short = count - self.allocator.num_free
+        if short > 0:
+            if short > self.cache.num_evictable:
+                return None
+            evicted = self.cache.evict(short)
+            self.evicted_pages += len(evicted)
+            self.allocator.free(evicted)
+        return self.allocator.alloc(count)
+
+    def match(self, req: Req) -> Match:
+        """The longest cached prefix of a waiting request; at least one token is left to compute."""
+        return self.cache.match_prefix(req.radix_key)
+
+    def admit(self, req: Req, headroom: int) -> bool:
+        """Takes a slot for `req`, locks its cached prefix and reserves pages for all the rest of its tokens.
+
+        False, and no change, when fewer than `headroom` pages would remain available. A slot must be free.
+        """
+        match = self.cache.match_and_lock(req.radix_key)
+        cached = len(match.pages)
+        needed = -(-len(req.token_ids) // self._page_size) - cached
+        pages = None
+        if self.num_available >= needed + headroom:
+            pages = self.reserve(needed)
+        if pages is None:
+            self.cache.unlock(match.node)
+            return False
+        slot = self._slots.take(req)
+        self._nodes[slot] = match.node
+        self._slots.pages[slot, :cached] = match.pages
+        self._slots.owned[slot, :cached] = False
+        self._slots.num_pages[slot] = cached
+        self.extend(slot, pages)
+        self._slots.kv_len[slot] = self._slots.scheduled[slot] = match.num_tokens
+        return True
+
+    def extend(self, slot: int, pages: Int32Array) -> None:
+        """Adds pages of our own to the end of a lease."""
+        have = int(self._slots.num_pages[slot])
+        self._slots.pages[slot, have : have + len(pages)] = pages
+        self._slots.owned[slot, have : have + len(pages)] = True
+        self._slots.num_pages[slot] = have + len(pages)
+
+    def rematch(self, slot: int) -> int:
+        """Before a chunk: skips tokens that others have computed since; returns how many.
+
+        ::
+
+            [0 .... scheduled)[scheduled .... match)[match ......
+             not remapped      reserved pages freed   still ours
+                               the tree's come in
+        """
+        slots = self._slots
+        req = slots.req(slot)
+        scheduled = int(slots.scheduled[slot])
+        match = self.cache.match_prefix(req.radix_key)
+        if match.num_tokens <= scheduled:
+            return 0
+        self.cache.lock(match.node)
+        self.cache.unlock(self._nodes[slot])
+        self._nodes[slot] = match.node
+        skipped = slice(scheduled // self._page_size, len(match.pages))
+        reserved = slots.pages[slot, skipped].copy()
+        slots.pages[slot, skipped] = match.pages[skipped]
+        slots.owned[slot, skipped] = False
+        self.allocator.free(reserved)
+        slots.scheduled[slot] = match.num_tokens
+        return match.num_tokens - scheduled
+
+    def publish(self, slot: int, end: int, seq: int) -> None:
+        """Enters tokens ``[0, end)``, commanded by `seq`, into the tree: pending until that step reports."""
+        whole = end // self._page_size
+        inserted = self.cache.insert(
+            self._key(slot, whole * self._page_size), self._slots.pages[slot, :whole], pending=seq
+        )
+        if inserted.num_taken == 0:
+            return  # a lock on somebody else's duplicate would pin a page that this row does not read
+        self.cache.lock(inserted.node)
+        self.cache.unlock(self._nodes[slot])
+        self._nodes[slot] = inserted.node
+        self._disown(slot, inserted.num_present, inserted.num_taken)
+
+    def release(self, slot: int, valid: int) -> Req:
+        """The end of a life: whole pages of tokens ``[0, valid)`` go to the tree, everything else is freed.
+
+        `valid` tokens have KV that a settled step wrote.
+        """
+        self._offer(slot, valid)
+        self.cache.unlock(self._nodes[slot])
+        return self._return_slot(slot)
+
+    def abandon(self, valid: dict[int, int]) -> tuple[list[Req], int]:
+        """After a failed step: ends all lives at once. Nothing that an unsettled step wrote stays matchable.
+
+        `valid[slot]` is how many tokens a settled step wrote KV for. Returns the requests in their order of admission
+        and how many pages pending nodes held.
+        """
+        settled = {slot for slot in valid if self._nodes[slot].pending is None}
+        for slot in valid:
+            self.cache.unlock(self._nodes[slot])
+        lost = self.cache.remove_pending()
+        self.allocator.free(lost)
+        for slot in settled:
+            # The path of a settled node is settled, and with no pending node left the rest of it hangs below safely.
+            self._offer(slot, valid[slot])
+        return [self._return_slot(slot) for slot in valid], len(lost)
+
+    def flush(self) -> int:
+        """Empties the tree; nothing may be locked. Returns the pages freed."""
+        pages = self.cache.clear()
+        self.allocator.free(pages)
+        return len(pages)
+
+    def _offer(self, slot: int, valid: int) -> None:
+        whole = valid // self._page_size
+        key = self._key(slot, whole * self._page_size)
+        inserted = self.cache.insert(key, self._slots.pages[slot, :whole])
+        self._disown(slot, inserted.num_present, inserted.num_taken)
+
+    def _disown(self, slot: int, present: int, taken: int) -> None:
+        """The tree has taken the pages of tokens ``[present, present + taken)``."""
+        first = present // self._page_size
+        self._slots.owned[slot, first : first + taken // self._page_size] = False
+
+    def _return_slot(self, slot: int) -> Req:
+        self.allocator.free(self._slots.owned_pages(slot))
+        self._nodes[slot] = self.cache.root
+        return self._slots.give_back(slot)
+
+    def _key(self, slot: int, length: int) -> RadixKey:
+        return RadixKey(self._slots.tokens[slot, :length].copy(), self._slots.req(slot).namespace)
+
+    def __repr__(self) -> str:
+        return f"CacheManager({self.allocator!r}, {self.cache.num_pages} pages cached)"

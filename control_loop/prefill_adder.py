@@ -1,0 +1,138 @@
+"""One pass of prefill scheduling: which chunks join the next step, and who follows whom."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from control_loop.cache_manager import CacheManager
+from control_loop.req import Phase, Req
+from control_loop.slots import SlotTable
+from radix_cache.radix_tree import TreeNode
+from srt.core.messages import ScheduledSeq, SeqInit
+
+Frontier = tuple[str | None, TreeNode, bytes]
+"""Namespace, end of the scheduled path, and the tokens of the page behind it."""
+
+
+class Verdict(Enum):
+    """What became of a request in a pass."""
+
+    SCHEDULED = "scheduled"
+    FOLLOWS = "follows"
+    """Another request is about to compute its next page; it waits for that."""
+    NO_BUDGET = "no budget"
+    NO_MEMORY = "no memory"
+
+
+class PrefillAdder:
+    """Thread: control. Collects the rows of one `PrefillBatch`; made anew for each pass.
+
+    A prefix is computed once even among requests that arrive together. A chunk's pages enter the tree when the chunk
+    is scheduled, so that a later row, of this step too, may lean on them. A request whose next page is about to be
+    computed by another one, the *leader*, follows: it is passed over until that page is scheduled. Requests are offered
+    oldest first and the first of a group is never passed over, so somebody always leads.
+    """
+
+    def __init__(self, manager: CacheManager, slots: SlotTable, seq: int, budget: int) -> None:
+        self._manager = manager
+        self._slots = slots
+        self._page_size = slots.page_size
+        self._seq = seq
+        self._budget = budget
+        self._frontiers: set[Frontier] = set()
+        self.rows: list[ScheduledSeq] = []
+        self.num_tokens = 0
+
+    def add_chunk(self, req: Req, credit: int | None = None) -> Verdict:
+        """The next chunk of a request that holds a lease.
+
+        `credit` is how many KV tokens it may decode beyond its prompt, all that its pages hold when None.
+        """
+        slot = req.slot
+        jumped = self._manager.rematch(slot)
+        if req.cached_tokens is None:
+            self._slots.cached[slot] += jumped
+        if self._frontier(req) in self._frontiers:
+            return Verdict.FOLLOWS
+        start = int(self._slots.scheduled[slot])
+        end = self._chunk_end(start, int(self._slots.prefill_len[slot]))
+        if end > start:
+            self._schedule(req, start, end, credit)
+        if end < self._slots.prefill_len[slot]:
+            self._lead(req)
+        return Verdict.SCHEDULED if end > start else Verdict.NO_BUDGET
+
+    def try_admit(self, req: Req, headroom: int, credit: int | None = None) -> Verdict:
+        """Admits a waiting request with its first chunk, or leaves everything as it was."""
+        if self._chunk_end(0, min(len(req.token_ids), self._page_size)) == 0:
+            return Verdict.NO_BUDGET
+        match = self._manager.match(req)
+        if self._would_follow(req, match.node, match.num_tokens):
+            return Verdict.FOLLOWS
+        if not self._manager.admit(req, headroom):
+            return Verdict.NO_MEMORY
+        if req.cached_tokens is None:
+            self._slots.cached[req.slot] = match.num_tokens
+        return self.add_chunk(req, credit)
+
+    def _chunk_end(self, start: int, prefill_len: int) -> int:
+        """Where a chunk from `start` ends: the end of the prompt, or a page boundary within the budget."""
+        end = min(prefill_len, start + self._budget)
+        return end if end == prefill_len else max(start, end // self._page_size * self._page_size)
+
+    def _schedule(self, req: Req, start: int, end: int, credit: int | None) -> None:
+        slots, slot = self._slots, req.slot
+        is_last = end == int(slots.prefill_len[slot])
+        limit = end
+        if is_last:
+            reserved = int(slots.num_pages[slot]) * self._page_size
+            limit = min(reserved if credit is None else min(reserved, end + credit), int(slots.max_kv[slot]))
+        first_page = int(slots.sent_pages[slot])
+        last_page = -(-end // self._page_size)
+        self.rows.append(
+            ScheduledSeq(
+                slot=slot,
+                generation=req.generation,
+                token_ids=slots.tokens[slot, start:end].copy(),
+                start=start,
+                first_page=first_page,
+                pages=slots.pages[slot, first_page:last_page].copy(),
+                limit=limit,
+                is_last=is_last,
+                init=self._init(req) if first_page == 0 else None,
+            )
+        )
+        slots.sent_pages[slot] = last_page
+        slots.scheduled[slot] = end
+        slots.limit[slot] = limit
+        self._manager.publish(slot, end, self._seq)
+        if is_last:
+            req.phase = Phase.DECODING
+            slots.decoding[slot] = True
+        self._budget -= end - start
+        self.num_tokens += end - start
+
+    @staticmethod
+    def _init(req: Req) -> SeqInit:
+        return SeqInit(req.prompt_len, req.generated, req.max_new_tokens, req.stop_token_ids, req.params)
+
+    def _lead(self, req: Req) -> None:
+        """Others may follow `req`: its prompt goes on behind what is scheduled."""
+        frontier = self._frontier(req)
+        if frontier is not None:
+            self._frontiers.add(frontier)
+
+    def _frontier(self, req: Req) -> Frontier | None:
+        """The page that a live request publishes next, None when it publishes none."""
+        start = int(self._slots.scheduled[req.slot])
+        end = start + self._page_size
+        if not self._manager.cache.enabled or end > self._slots.prefill_len[req.slot]:
+            return None
+        return req.namespace, self._manager.node(req.slot), self._slots.tokens[req.slot, start:end].tobytes()
+
+    def _would_follow(self, req: Req, node: TreeNode, matched: int) -> bool:
+        """True when a leader will compute the page behind `matched`, and `req` could then match it."""
+        end = matched + self._page_size
+        if not self._frontiers or end > len(req.token_ids) - 1:
+            return False
+        return (req.namespace, node, req.token_ids[matched:end].tobytes()) in self._frontiers
