@@ -225,6 +225,8 @@ class ControlLoop:
         except TwinloopError as error:
             self._port.send(Refused(message.key, error.info()))
             return
+        if self.is_idle:
+            self._last_result = self._clock()  # the time without work is nobody's delay
         self._checked_idle = False
         self._live[req.key] = req
         self._waiting.push(req)

@@ -11,6 +11,10 @@ from compute_loop.forward_batch import ForwardBatch
 from srt.core.messages import Int32Array
 
 
+class DeviceLost(Exception):
+    """The device cannot be used any more: the engine process must end. Never caught by the loops."""
+
+
 class StepHandle(Protocol):
     """A launched step. What is in it is the runner's business."""
 
@@ -48,7 +52,7 @@ class Runner(Protocol):
     def launch(self, batch: ForwardBatch) -> StepHandle:
         """Starts the forward pass of a step behind those launched before.
 
-        Any exception of `launch`, `sample` or `wait` means that the step failed.
+        Any exception of `launch`, `sample` or `wait` but `DeviceLost` means that this step failed, and no other.
         """
 
     def sample(self, handle: StepHandle, rows: Int32Array, masks: npt.NDArray[Any] | None) -> None:
