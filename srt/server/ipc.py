@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import msgspec
 import numpy as np
@@ -186,6 +186,16 @@ def _tokens_by_key(output: TokenOutput) -> dict[int, int]:
 
 
 # --- the client's end ---------------------------------------------------------------------------------------
+
+
+class Link(Protocol):
+    """A way to one engine."""
+
+    def send(self, message: ClientMessage) -> None:
+        """Hands a message over; never blocks."""
+
+    def close(self) -> None:
+        """No message comes or goes any more."""
 
 
 class ZmqLink:

@@ -1,0 +1,301 @@
+"""The client of the engine: the books of what was asked, and whom to tell when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from srt.core.errors import Aborted, ErrorInfo, InvalidRequest, TwinloopError, Unavailable
+from srt.core.messages import (
+    AbortReq,
+    Accepted,
+    ClientMessage,
+    EngineMessage,
+    EngineReady,
+    EngineStats,
+    FinishKind,
+    FinishReason,
+    FlushReply,
+    FlushReq,
+    Int32Array,
+    Refused,
+    StatsReply,
+    StatsReq,
+    TokenizedReq,
+    TokenOutput,
+)
+from srt.core.sampling_params import SamplingParams
+from srt.server.ipc import Link
+from srt.server.metrics import ServerMetrics
+from srt.server.streams import Stream, StreamGroup
+
+EngineState = Literal["starting", "ready", "draining", "dead"]
+
+
+class EngineClient:
+    """Thread: event loop. Keeps the books of all live requests of one server, across restarts of the engine.
+
+    A request is known by its `key`, a number that is never used twice; messages with a key that is no longer
+    known speak of a request that has ended here, and are ignored. A `rid` is the user's name for a submit;
+    two live ones are never alike.
+    """
+
+    def __init__(self, metrics: ServerMetrics, max_unsent_tokens: int) -> None:
+        self._metrics = metrics
+        self._max_unsent_tokens = max_unsent_tokens
+        self._keys = itertools.count(1)
+        self._link: Link | None = None
+        self._death: TwinloopError | None = None
+        self._draining = False
+        self._streams: dict[int, Stream] = {}
+        self._groups: dict[str, StreamGroup] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._busy_since: float | None = None
+        self._handlers: dict[type[EngineMessage], Callable[[Any], None]] = {
+            Accepted: self._on_accepted,
+            Refused: self._on_refused,
+            TokenOutput: self._on_output,
+            FlushReply: self._on_reply,
+            StatsReply: self._on_reply,
+        }
+        self.ready: EngineReady | None = None
+
+    # --- the engine's life ----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> EngineState:
+        if self._draining:
+            return "draining"
+        if self._link is not None:
+            return "ready"
+        return "starting" if self._death is None else "dead"
+
+    @property
+    def num_live(self) -> int:
+        return len(self._streams)
+
+    @property
+    def busy_since(self) -> float | None:
+        """Since when the engine owes something, without a break (monotonic clock); None: it owes nothing."""
+        return self._busy_since
+
+    def connect(self, link: Link, ready: EngineReady) -> None:
+        """An engine can serve."""
+        self._link = link
+        self._death = None
+        self.ready = ready
+
+    def disconnect(self, error: TwinloopError) -> None:
+        """The engine is gone: everything that waits for it ends with `error`, at once."""
+        self._link = None
+        self._death = error
+        reason = FinishReason("error", error=error.info())
+        for stream in list(self._streams.values()):
+            if stream.accepted:
+                self._end(stream, reason, 0)
+            else:
+                self._refuse(stream, error.info())
+        replies, self._replies = self._replies, {}
+        for reply in replies.values():
+            if not reply.done():
+                reply.set_exception(error)
+        self._update_busy()
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self._draining = True
+
+    async def drained(self) -> None:
+        """Waits until no request is live."""
+        await self._idle.wait()
+
+    def check_available(self) -> None:
+        """Raises:
+        Unavailable: the engine takes no request now; says why.
+        """
+        if self._draining:
+            raise Unavailable("the server is shutting down and takes no new requests")
+        if self._link is None:
+            if self._death is not None:
+                raise Unavailable(f"the engine is restarting, try again soon ({self._death.message})")
+            raise Unavailable("the model is still loading, try again soon")
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def submit(
+        self, rid: str, requests: Sequence[tuple[Int32Array, SamplingParams]], namespace: str | None = None
+    ) -> StreamGroup:
+        """Sends requests (prompt ids, parameters) to the engine under one `rid`.
+
+        Raises:
+            InvalidRequest: a request with this rid is running.
+            Unavailable: there is no engine, or the server is draining.
+        """
+        self.check_available()
+        assert self._link is not None
+        if rid in self._groups:
+            raise InvalidRequest(
+                f"rid {rid!r} is the id of a request that is still running; choose another or wait",
+                field="rid",
+            )
+        group = self._groups[rid] = StreamGroup(rid)
+        for token_ids, params in requests:
+            stream = Stream(next(self._keys), group)
+            group.streams.append(stream)
+            self._streams[stream.key] = stream
+            self._link.send(TokenizedReq(stream.key, rid, token_ids, params, namespace))
+        self._update_busy()
+        return group
+
+    def release(self, group: StreamGroup) -> None:
+        """Nobody reads the group any more: what still runs of it is aborted, and its rid is free."""
+        for stream in group.streams:
+            self._cut(stream, "abort")
+
+    def stop(self, stream: Stream, keep_tokens: int) -> None:
+        """The text of a stream ended at a stop string: `keep_tokens` output tokens belong to the answer."""
+        self._cut(stream, "stop", keep_tokens)
+
+    def _cut(self, stream: Stream, kind: FinishKind, keep_tokens: int | None = None) -> None:
+        if stream.key in self._streams:
+            self._send(AbortReq(stream.key, keep_tokens))
+            self._forget(stream, kind)
+
+    def abort_rid(self, rid: str) -> int:
+        """Aborts the requests of exactly this rid: they end with finish "abort". Returns how many."""
+        group = self._groups.get(rid)
+        return self._abort(group.streams) if group is not None else 0
+
+    def abort_all(self) -> int:
+        """Aborts every live request; their streams end with finish "abort". Returns how many."""
+        return self._abort(list(self._streams.values()))
+
+    def _abort(self, streams: Sequence[Stream]) -> int:
+        live = [stream for stream in streams if stream.key in self._streams]
+        for stream in live:
+            self._send(AbortReq(stream.key))
+        return len(live)
+
+    async def flush(self) -> int:
+        """Empties the prefix cache; the number of tokens that it held.
+
+        Raises:
+            Busy: the engine has work.
+        """
+        reply: FlushReply = await self._ask(FlushReq)
+        if reply.error is not None:
+            raise reply.error.to_exception()
+        return reply.flushed_tokens
+
+    async def stats(self) -> EngineStats:
+        """What the engine is doing now."""
+        reply: StatsReply = await self._ask(StatsReq)
+        return reply.stats
+
+    async def _ask(self, kind: type[FlushReq] | type[StatsReq]) -> Any:
+        if self._link is None:
+            raise Unavailable("there is no engine to ask: it is starting, or it died and is being restarted")
+        key = next(self._keys)
+        self._replies[key] = asyncio.get_running_loop().create_future()
+        self._link.send(kind(key))
+        self._update_busy()
+        try:
+            return await self._replies[key]
+        finally:
+            self._replies.pop(key, None)
+            self._update_busy()
+
+    # --- what the engine says -------------------------------------------------------------------------------
+
+    def on_message(self, message: EngineMessage) -> None:
+        """Takes one message of the engine."""
+        self._handlers[type(message)](message)
+
+    def _on_accepted(self, message: Accepted) -> None:
+        stream = self._streams.get(message.key)
+        if stream is not None:
+            stream.accept()
+
+    def _on_refused(self, message: Refused) -> None:
+        stream = self._streams.get(message.key)
+        if stream is not None:
+            self._refuse(stream, message.error)
+
+    def _on_output(self, message: TokenOutput) -> None:
+        now = time.monotonic()
+        finishes = {finish.row: finish for finish in message.finishes}
+        offsets, token_ids = message.offsets.tolist(), message.token_ids.tolist()
+        cached_tokens = message.cached_tokens.tolist()
+        self._metrics.generated(len(token_ids))
+        for row, key in enumerate(message.keys.tolist()):
+            stream = self._streams.get(key)
+            if stream is None:
+                continue
+            new_ids = token_ids[offsets[row] : offsets[row + 1]]
+            if new_ids:
+                self._time_tokens(stream, now, len(new_ids))
+            stream.push(new_ids, cached_tokens[row])
+            finish = finishes.get(row)
+            if finish is not None:
+                self._end(stream, finish.reason, finish.num_retractions)
+            elif stream.num_unread > self._max_unsent_tokens:
+                self._end_stalled(stream)
+
+    def _on_reply(self, message: FlushReply | StatsReply) -> None:
+        reply = self._replies.get(message.key)
+        if reply is not None and not reply.done():
+            reply.set_result(message)
+
+    # --- books ----------------------------------------------------------------------------------------------
+
+    def _time_tokens(self, stream: Stream, now: float, count: int) -> None:
+        if stream.last_token_at is None:
+            self._metrics.first_token(now - stream.submitted_at)
+        else:
+            self._metrics.inter_token((now - stream.last_token_at) / count)
+        stream.last_token_at = now
+
+    def _end_stalled(self, stream: Stream) -> None:
+        error = Aborted(
+            f"the client left {stream.num_unread} tokens unread, the limit is --max-unsent-tokens "
+            f"{self._max_unsent_tokens}"
+        )
+        self._send(AbortReq(stream.key))
+        self._end(stream, FinishReason("abort", error=error.info()), 0)
+
+    def _end(self, stream: Stream, reason: FinishReason, num_retractions: int) -> None:
+        stream.finish(reason, num_retractions)
+        self._forget(stream, reason.kind)
+
+    def _refuse(self, stream: Stream, error: ErrorInfo) -> None:
+        stream.refuse(error)
+        self._metrics.refused(error.label)
+        self._forget(stream, None)
+
+    def _forget(self, stream: Stream, kind: FinishKind | None) -> None:
+        del self._streams[stream.key]
+        group = stream.group
+        if not any(other.key in self._streams for other in group.streams):
+            self._groups.pop(group.rid, None)
+        if kind is not None:
+            self._metrics.finished(kind, time.monotonic() - stream.submitted_at)
+        self._update_busy()
+
+    def _send(self, message: ClientMessage) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _update_busy(self) -> None:
+        (self._idle.clear if self._streams else self._idle.set)()
+        if not (self._streams or self._replies):
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"EngineClient({self.state}, {len(self._streams)} live requests)"
