@@ -84,7 +84,7 @@ class TreeNode:
         return len(self.pages) // PAGE_ID_BYTES
 
     def __repr__(self) -> str:
-        head = np.frombuffer(self.tokens, np.int32)[:4].tolist()
+        head = np.frombuffer(self.tokens, np.int32, min(4, self.num_tokens)).tolist()
         return (
             f"TreeNode({self.num_tokens} tokens {head}{'...' if self.num_tokens > 4 else ''}, "
             f"{self.num_pages} pages, lock_ref={self.lock_ref}, pending={self.pending}, hits={self.hits}, "

@@ -1,0 +1,199 @@
+"""Locks, and what goes in which order when memory is short."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from radix_cache.errors import TreeStateError
+from radix_cache.eviction import EvictionQueue, mru
+from radix_cache.radix_cache import RadixCache
+from radix_cache.tree_node import TreeNode
+from tests.radix_cache.model import contents, key_of
+
+
+def fill(cache: RadixCache, *keys: tuple[int, ...]) -> None:
+    """Insert keys of one common page size, page ids equal to the last token of the page."""
+    for key in keys:
+        cache.insert(key_of(key), np.array(key[cache.page_size - 1 :: cache.page_size], dtype=np.int32))
+
+
+def use(cache: RadixCache, *keys: tuple[int, ...]) -> None:
+    for key in keys:
+        cache.match_prefix(key_of((*key, 0)))
+
+
+def order(cache: RadixCache) -> list[int]:
+    """The pages in the order in which they go, one at a time."""
+    return [int(cache.evict(1)[0]) for _ in range(cache.num_evictable)]
+
+
+def test_a_lock_moves_pages_from_evictable_to_protected() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1, 2, 3))
+    match = cache.match_and_lock(key_of((1, 2, 3, 4)))
+    assert (cache.num_evictable, cache.num_protected) == (0, 3)
+    cache.lock(match.node)
+    cache.unlock(match.node)
+    assert (cache.num_evictable, cache.num_protected) == (0, 3)
+    assert len(cache.evict(3)) == 0
+    cache.unlock(match.node)
+    assert (cache.num_evictable, cache.num_protected) == (3, 0)
+    assert len(cache.evict(3)) == 3
+
+
+def test_a_lock_protects_the_path_and_nothing_else() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1, 2, 3), (1, 2, 4), (5,))
+    cache.match_and_lock(key_of((1, 2, 4, 0)))
+    assert (cache.num_evictable, cache.num_protected) == (2, 3)
+    assert sorted(cache.evict(9).tolist()) == [3, 5]
+    cache.check_integrity()
+
+
+def test_insert_and_lock_moves_the_lock() -> None:
+    cache = RadixCache(page_size=1)
+    match = cache.match_and_lock(key_of((1, 2, 3)))
+    first = cache.insert_and_lock(
+        key_of((1, 2, 3)), np.arange(3, dtype=np.int32), pending=None, unlock=match.node
+    )
+    second = cache.insert_and_lock(key_of((1, 2, 3, 4)), np.arange(4, dtype=np.int32), unlock=first.node)
+    assert (first.node.lock_ref, second.node.lock_ref) == (1, 1)
+    back = cache.insert_and_lock(key_of((1, 2)), np.arange(2, dtype=np.int32), unlock=second.node)
+    assert (back.node.lock_ref, second.node.lock_ref) == (1, 0)
+    assert (cache.num_protected, cache.num_evictable) == (2, 2)
+    elsewhere = cache.insert_and_lock(key_of((9,)), np.array([9], dtype=np.int32), unlock=back.node)
+    assert (back.node.lock_ref, elsewhere.node.lock_ref) == (0, 1)
+    cache.check_integrity()
+
+
+def test_unlock_below_zero_is_an_error_that_changes_nothing() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1, 2))
+    node = cache.match_prefix(key_of((1, 2, 3))).node
+    with pytest.raises(TreeStateError, match="has no lock"):
+        cache.unlock(node)
+    with pytest.raises(TreeStateError, match="has no lock"):
+        cache.insert_and_lock(key_of((1, 2, 3)), np.arange(3, dtype=np.int32), unlock=node)
+    assert cache.num_pages == cache.num_evictable == 2
+
+
+def test_the_root_can_be_locked_and_unlocked_at_will() -> None:
+    cache = RadixCache(page_size=1)
+    for _ in range(3):
+        cache.unlock(cache.root)
+    cache.lock(cache.root)
+    assert len(cache.clear()) == 0
+
+
+def test_a_node_that_left_the_tree_cannot_be_locked() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1, 2))
+    node = cache.match_prefix(key_of((1, 2, 3))).node
+    cache.evict(2)
+    with pytest.raises(TreeStateError, match="left the tree"):
+        cache.lock(node)
+
+
+def test_eviction_is_exact_and_cuts_the_tail() -> None:
+    cache = RadixCache(page_size=2)
+    fill(cache, (1, 2, 3, 4, 5, 6, 7, 8))
+    assert cache.evict(1).tolist() == [8]
+    assert cache.evict(2).tolist() == [4, 6]
+    assert cache.match_prefix(key_of((1, 2, 3, 4))).pages.tolist() == [2]
+    assert cache.evict(5).tolist() == [2]
+    assert cache.evict(1).tolist() == []
+    assert cache.stats().num_evicted == 4
+    cache.check_integrity()
+
+
+def test_eviction_of_nothing() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1, 2))
+    assert cache.evict(0).tolist() == cache.evict(-3).tolist() == []
+    assert cache.num_pages == 2
+
+
+def test_a_parent_goes_after_its_children() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1, 2), (1, 3))
+    assert order(cache) == [2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("lru", [2, 4, 3, 1]),
+        ("mru", [1, 3, 4, 2]),
+        ("fifo", [1, 2, 3, 4]),
+        ("filo", [4, 3, 2, 1]),
+        ("lfu", [2, 4, 3, 1]),
+        ("slru", [2, 4, 1, 3]),
+    ],
+)
+def test_order_of_each_policy(policy: str, expected: list[int]) -> None:
+    cache = RadixCache(page_size=1, eviction_policy=policy)
+    fill(cache, (1,), (2,), (3,), (4,))
+    if policy == "lfu":
+        use(cache, (1,), (1,), (1,), (3,), (3,), (2,), (4,))
+    elif policy == "slru":
+        use(cache, (1,), (1,), (3,), (3,), (2,), (4,))
+    else:
+        use(cache, (2,), (4,), (3,), (1,))
+    assert order(cache) == expected
+
+
+def test_use_between_evictions_counts() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1,), (2,), (3,))
+    assert cache.evict(1).tolist() == [1]
+    use(cache, (2,))
+    assert order(cache) == [3, 2]
+
+
+def test_use_while_locked_counts() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1,), (2,))
+    node = cache.match_and_lock(key_of((1, 0))).node
+    use(cache, (2,), (1,))
+    cache.unlock(node)
+    assert order(cache) == [2, 1]
+
+
+@pytest.mark.parametrize("policy", ["lru", "mru"])
+def test_the_queue_does_not_grow_with_use(policy: str) -> None:
+    """Keys that rise leave no entries behind; keys that fall leave at most as many as count."""
+    cache = RadixCache(page_size=1, eviction_policy=policy)
+    fill(cache, *((token,) for token in range(1, 9)))
+    for turn in range(1000):
+        use(cache, (1 + turn % 8,))
+        cache.unlock(cache.match_and_lock(key_of((1 + turn % 3, 0))).node)
+    assert len(cache._tree.queue.entries()) <= 2 * 8
+    cache.check_integrity()
+
+
+def test_a_key_that_falls_and_rises_again_counts_once() -> None:
+    """No policy here does so, but one may: two entries of one node with the same key are one leaf."""
+    queue = EvictionQueue(mru)
+    node = TreeNode(None, b"", b"", b"", None, 0)
+    for last_access in (1, 2, 1, 3, 1):
+        node.last_access = last_access
+        queue.push(node)
+        assert queue.first() is node
+    queue.pop_first()
+    assert queue.first() is None
+
+
+def test_clear_returns_every_page_and_refuses_while_locked() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1, 2, 3), (1, 2, 4), (7, 8))
+    node = cache.match_and_lock(key_of((7, 8, 9))).node
+    with pytest.raises(TreeStateError, match="clear: 2 of 6 pages are locked"):
+        cache.clear()
+    assert len(contents(cache)) == 6
+    cache.unlock(node)
+    assert sorted(cache.clear().tolist()) == [1, 2, 3, 4, 7, 8]
+    assert (cache.num_pages, cache.num_evictable, contents(cache)) == (0, 0, {})
+    fill(cache, (1, 2))
+    assert order(cache) == [2, 1]
+    cache.check_integrity()
