@@ -77,9 +77,10 @@ def run(command: Command, arguments: Sequence[str]) -> int:
     """Runs `command`; an expected failure becomes one line on standard error and exit code 1."""
     function: Callable[[Sequence[str]], int] = importlib.import_module(command.module).main
     try:
-        code = function(arguments)
-        sys.stdout.flush()
-        return code
+        try:
+            return function(arguments)
+        finally:
+            sys.stdout.flush()
     except TwinloopError as error:
         print(f"{PROGRAM}: {error.message}", file=sys.stderr)
         return 1
