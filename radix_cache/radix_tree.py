@@ -76,7 +76,7 @@ class RadixTree:
     # ---- match and insert
 
     def match_prefix(self, key: RadixKey, limit: int) -> tuple[TreeNode, int, int, list[bytes]]:
-        """The longest cached prefix of `key` within `limit` tokens, rounded down to pages.
+        """The longest cached prefix of `key` within `limit` tokens (at most its length), in whole pages.
 
         Splits the node in which the prefix ends, so that the node returned is exactly its end; marks the path
         as used.
@@ -84,7 +84,7 @@ class RadixTree:
         Returns:
             The last node, its tokens from the root, how many of them are settled, and the pages in parts.
         """
-        path, offset = self._enter(key, self._whole_pages(min(limit, len(key))), hit=1)
+        path, offset = self._enter(key, self._whole_pages(limit), hit=1)
         if not path:
             return self.root, 0, 0, []
         settled = offset
@@ -96,7 +96,7 @@ class RadixTree:
 
     def match_length(self, key: RadixKey, limit: int) -> int:
         """The tokens that `match_prefix` would find. Splits nothing and marks nothing as used."""
-        end = self._whole_pages(min(limit, len(key)))
+        end = self._whole_pages(limit)
         return descend(self.root, key, end, self._stride)[1] // TOKEN_BYTES
 
     def insert(self, key: RadixKey, pages: bytes, pending: int | None) -> tuple[TreeNode, int, int]:
@@ -138,7 +138,7 @@ class RadixTree:
             self.inc_lock_ref(node)
 
     def _whole_pages(self, num_tokens: int) -> int:
-        """Bytes of the whole pages among `num_tokens`."""
+        """Bytes of the whole pages among `num_tokens` (-1, all but one of an empty key, counts as none)."""
         return num_tokens // self.page_size * self._stride if num_tokens > 0 else 0
 
     def _page_bytes(self, token_bytes: int) -> int:
