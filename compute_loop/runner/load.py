@@ -1,0 +1,117 @@
+"""From options to a runner with a model in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from compute_loop.attention.torch_backend import TorchAttention
+from compute_loop.models.config import ModelConfig, load_model_config
+from compute_loop.models.files import locate_model
+from compute_loop.models.registry import build_program
+from compute_loop.models.weights import load_weights
+from compute_loop.runner.eager import EagerRunner
+from compute_loop.runner.executor import ProgramExecutor
+from mem_pool.device import free_memory, has_native_bfloat16
+from mem_pool.kv_format import KVFormat
+from mem_pool.kv_pool import KVPool
+from mem_pool.sizing import kv_bytes_per_token, pool_tokens
+from srt.core.config import Config
+from srt.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A runner that is ready, and what the control side must know of it.
+
+    `num_slots` counts dummy slot 0; `num_pages` does not count dummy page 0. `context_length` is in tokens.
+    """
+
+    runner: EagerRunner
+    name: str
+    config: ModelConfig
+    dtype: str
+    device: str
+    num_pages: int
+    page_size: int
+    num_slots: int
+    context_length: int
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.config.eos_token_ids
+
+
+def load_runner(config: Config, device: torch.device | None = None) -> LoadedModel:
+    """Loads the model that `config` names and makes a KV pool in the memory that is left.
+
+    Sets torch's number of threads for the whole process.
+
+    Raises:
+        ModelError: the model's files.
+        ConfigError: an option does not fit the model or the machine.
+    """
+    device = device or torch.device("cpu")
+    if config.model.compute_threads is not None:
+        torch.set_num_threads(config.model.compute_threads)
+    files = locate_model(config.model.model, config.model.revision)
+    model = load_model_config(files)
+    dtype = resolve_dtype(config.model.dtype)
+    context_length = _context_length(config, model)
+    program = build_program(model)
+    tensors = {name: tensor.to(device) for name, tensor in load_weights(files, model, dtype).items()}
+    page_size, max_running = config.cache.page_size, config.schedule.max_running_requests
+    num_tokens = pool_tokens(
+        free_bytes=free_memory(device),
+        bytes_per_token=kv_bytes_per_token(
+            model.num_layers, model.num_kv_heads, model.head_dim, dtype.itemsize
+        ),
+        mem_fraction=config.cache.mem_fraction,
+        max_total_tokens=config.cache.max_total_tokens,
+        page_size=page_size,
+        context_length=context_length,
+        max_running=max_running,
+    )
+    num_pages = num_tokens // page_size
+    pool = KVPool(
+        num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, KVFormat(dtype), device
+    )
+    executor = ProgramExecutor(program, tensors, pool, TorchAttention(pool, program.heads))
+    max_pages = min(num_pages, -(-context_length // page_size))
+    return LoadedModel(
+        runner=EagerRunner(executor, max_running + 1, max_pages),
+        name=config.model.served_model_name or files.name,
+        config=model,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device.type,
+        num_pages=num_pages,
+        page_size=page_size,
+        num_slots=max_running + 1,
+        context_length=context_length,
+    )
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """The number format of weights and KV. "auto" on a CPU: bfloat16 where it multiplies natively, else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    return torch.bfloat16 if has_native_bfloat16() else torch.float32
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _context_length(config: Config, model: ModelConfig) -> int:
+    asked = config.model.context_length
+    if asked is None:
+        return model.max_position_embeddings
+    if asked > model.max_position_embeddings:
+        raise ConfigError(
+            f"--context-length {asked} is more than the model allows: {model.max_position_embeddings} tokens"
+        )
+    return asked

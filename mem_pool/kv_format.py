@@ -1,0 +1,59 @@
+"""How keys and values lie in memory: number format and layout as one object for every reader and writer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+
+class KVLayout(Protocol):
+    """Order of the dimensions of one layer's keys and values. A *position* is ``page * page_size + offset``."""
+
+    def shape(self, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of one layer's tensor."""
+
+    def store(self, layer: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Writes k and v ``[tokens, num_kv_heads, head_dim]`` to int64 `positions` ``[tokens]``."""
+
+    def page_rows(self, layer: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        """What `gather` needs to know of int64 `pages` ``[n]``: made once a step, the same for all layers."""
+
+    def gather(self, layer: torch.Tensor, page_rows: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy ``[2, num_kv_heads, n * page_size, head_dim]`` of pages: keys, then values."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMajor:
+    """``[2, num_kv_heads, pages, page_size, head_dim]``: one page of one head is contiguous.
+
+    A head's keys of one sequence then lie one after another when its pages are gathered, which a batched matrix
+    multiplication over (head, sequence) reads without stride: measured 3 to 5 times faster at 16 sequences than
+    attention over token-major pages.
+    """
+
+    def shape(self, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return 2, num_kv_heads, num_pages, page_size, head_dim
+
+    def store(self, layer: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        flat = layer.flatten(2, 3)
+        flat[0].index_copy_(1, positions, k.transpose(0, 1))
+        flat[1].index_copy_(1, positions, v.transpose(0, 1))
+
+    def page_rows(self, layer: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        heads = torch.arange(layer.shape[0] * layer.shape[1], device=pages.device)
+        return (heads.unsqueeze(1) * layer.shape[2] + pages).flatten()
+
+    def gather(self, layer: torch.Tensor, page_rows: torch.Tensor) -> torch.Tensor:
+        sides, heads, pages, page_size, head_dim = layer.shape
+        rows = layer.view(sides * heads * pages, page_size * head_dim)
+        return rows.index_select(0, page_rows).view(sides, heads, -1, head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """Number format and layout of a pool."""
+
+    dtype: torch.dtype
+    layout: KVLayout = field(default_factory=HeadMajor)

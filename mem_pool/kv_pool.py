@@ -1,0 +1,54 @@
+"""The tensors that hold keys and values, one per layer, cut into pages."""
+
+from __future__ import annotations
+
+import torch
+
+from mem_pool.device import zeros
+from mem_pool.kv_format import KVFormat
+
+
+class KVPool:
+    """Thread: compute. Keys and values of all layers in `num_pages` pages of `page_size` tokens, and dummy page 0.
+
+    Which page belongs to whom is not known here: see `PageAllocator` and `PageTable`.
+
+    Attributes:
+        layers: one tensor per layer, in the shape of the format's layout.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_format: KVFormat,
+        device: torch.device,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.format = kv_format
+        shape = kv_format.layout.shape(num_pages + 1, page_size, num_kv_heads, head_dim)
+        self.layers = tuple(zeros(shape, kv_format.dtype, device) for _ in range(num_layers))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+    def store(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Writes k and v ``[tokens, num_kv_heads, head_dim]`` to int64 `positions` (``page * page_size + offset``)."""
+        self.format.layout.store(self.layers[layer], positions, k, v)
+
+    def page_rows(self, pages: torch.Tensor) -> torch.Tensor:
+        """What `gather` needs of int64 `pages`; the same for all layers."""
+        return self.format.layout.page_rows(self.layers[0], pages)
+
+    def gather(self, layer: int, page_rows: torch.Tensor) -> torch.Tensor:
+        """A copy ``[2, num_kv_heads, tokens, head_dim]`` of the pages behind `page_rows`: keys, then values."""
+        return self.format.layout.gather(self.layers[layer], page_rows)
+
+    def __repr__(self) -> str:
+        size = f"{self.num_pages} pages of {self.page_size} tokens"
+        return f"KVPool({size}, {len(self.layers)} layers, {self.format.dtype}, {self.num_bytes / 2**20:.0f} MiB)"
