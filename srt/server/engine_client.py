@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from srt.core.errors import Aborted, ErrorInfo, InvalidRequest, TwinloopError, Unavailable
@@ -39,8 +39,8 @@ class EngineClient:
     """Thread: event loop. Keeps the books of all live requests of one server, across restarts of the engine.
 
     A request is known by its `key`, a number that is never used twice; messages with a key that is no longer
-    known speak of a request that has ended here, and are ignored. A `rid` is the user's name for a submit;
-    two live ones are never alike.
+    known speak of a request that has ended here, and are ignored. A `rid` is the user's name for one or
+    several requests of one submit; live requests of two submits never share one.
     """
 
     def __init__(self, metrics: ServerMetrics, max_unsent_tokens: int) -> None:
@@ -51,11 +51,12 @@ class EngineClient:
         self._death: TwinloopError | None = None
         self._draining = False
         self._streams: dict[int, Stream] = {}
-        self._groups: dict[str, StreamGroup] = {}
+        self._by_rid: dict[str, set[Stream]] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._busy_since: float | None = None
+        self._connected = asyncio.Event()
         self._handlers: dict[type[EngineMessage], Callable[[Any], None]] = {
             Accepted: self._on_accepted,
             Refused: self._on_refused,
@@ -89,6 +90,7 @@ class EngineClient:
         self._link = link
         self._death = None
         self.ready = ready
+        self._connected.set()
 
     def disconnect(self, error: TwinloopError) -> None:
         """The engine is gone: everything that waits for it ends with `error`, at once."""
@@ -105,6 +107,12 @@ class EngineClient:
             if not reply.done():
                 reply.set_exception(error)
         self._update_busy()
+
+    async def wait_ready(self) -> EngineReady:
+        """Waits until an engine can serve for the first time; what it announced."""
+        await self._connected.wait()
+        assert self.ready is not None
+        return self.ready
 
     def drain(self) -> None:
         """Refuse new requests from now on."""
@@ -128,32 +136,34 @@ class EngineClient:
     # --- requests -------------------------------------------------------------------------------------------
 
     def submit(
-        self, rid: str, requests: Sequence[tuple[Int32Array, SamplingParams]], namespace: str | None = None
+        self, requests: Sequence[tuple[str, Int32Array, SamplingParams]], namespace: str | None = None
     ) -> StreamGroup:
-        """Sends requests (prompt ids, parameters) to the engine under one `rid`.
+        """Sends requests (rid, prompt ids, parameters) to the engine.
 
         Raises:
-            InvalidRequest: a request with this rid is running.
+            InvalidRequest: a request with one of these rids is running.
             Unavailable: there is no engine, or the server is draining.
         """
         self.check_available()
         assert self._link is not None
-        if rid in self._groups:
-            raise InvalidRequest(
-                f"rid {rid!r} is the id of a request that is still running; choose another or wait",
-                field="rid",
-            )
-        group = self._groups[rid] = StreamGroup(rid)
-        for token_ids, params in requests:
-            stream = Stream(next(self._keys), group)
+        for rid, _, _ in requests:
+            if rid in self._by_rid:
+                raise InvalidRequest(
+                    f"rid {rid!r} is the id of a request that is still running; choose another or wait",
+                    field="rid",
+                )
+        group = StreamGroup()
+        for rid, token_ids, params in requests:
+            stream = Stream(next(self._keys), rid, group)
             group.streams.append(stream)
             self._streams[stream.key] = stream
+            self._by_rid.setdefault(rid, set()).add(stream)
             self._link.send(TokenizedReq(stream.key, rid, token_ids, params, namespace))
         self._update_busy()
         return group
 
     def release(self, group: StreamGroup) -> None:
-        """Nobody reads the group any more: what still runs of it is aborted, and its rid is free."""
+        """Nobody reads the group any more: what still runs of it is aborted, and its rids are free."""
         for stream in group.streams:
             self._cut(stream, "abort")
 
@@ -168,18 +178,16 @@ class EngineClient:
 
     def abort_rid(self, rid: str) -> int:
         """Aborts the requests of exactly this rid: they end with finish "abort". Returns how many."""
-        group = self._groups.get(rid)
-        return self._abort(group.streams) if group is not None else 0
+        return self._abort(self._by_rid.get(rid, ()))
 
     def abort_all(self) -> int:
         """Aborts every live request; their streams end with finish "abort". Returns how many."""
-        return self._abort(list(self._streams.values()))
+        return self._abort(self._streams.values())
 
-    def _abort(self, streams: Sequence[Stream]) -> int:
-        live = [stream for stream in streams if stream.key in self._streams]
-        for stream in live:
+    def _abort(self, streams: Collection[Stream]) -> int:
+        for stream in streams:
             self._send(AbortReq(stream.key))
-        return len(live)
+        return len(streams)
 
     async def flush(self) -> int:
         """Empties the prefix cache; the number of tokens that it held.
@@ -279,9 +287,10 @@ class EngineClient:
 
     def _forget(self, stream: Stream, kind: FinishKind | None) -> None:
         del self._streams[stream.key]
-        group = stream.group
-        if not any(other.key in self._streams for other in group.streams):
-            self._groups.pop(group.rid, None)
+        namesakes = self._by_rid[stream.rid]
+        namesakes.remove(stream)
+        if not namesakes:
+            del self._by_rid[stream.rid]
         if kind is not None:
             self._metrics.finished(kind, time.monotonic() - stream.submitted_at)
         self._update_busy()

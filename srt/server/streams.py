@@ -23,8 +23,9 @@ class TokenBatch:
 class Stream:
     """Thread: event loop. The engine's answer to one request: accepted or refused, tokens, one finish."""
 
-    def __init__(self, key: int, group: StreamGroup) -> None:
+    def __init__(self, key: int, rid: str, group: StreamGroup) -> None:
         self.key = key
+        self.rid = rid
         self.group = group
         self.accepted = False
         self.refusal: ErrorInfo | None = None
@@ -74,14 +75,13 @@ class Stream:
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "accepted" if self.accepted else "sent"
-        return f"Stream(key={self.key}, rid={self.group.rid!r}, {state}, {self.num_unread} unread tokens)"
+        return f"Stream(key={self.key}, rid={self.rid!r}, {state}, {self.num_unread} unread tokens)"
 
 
 class StreamGroup:
-    """Thread: event loop. The streams of one submit, which share a request id and are waited for together."""
+    """Thread: event loop. The streams of one submit, which are waited for together."""
 
-    def __init__(self, rid: str) -> None:
-        self.rid = rid
+    def __init__(self) -> None:
         self.streams: list[Stream] = []
         self.changed = asyncio.Event()
 

@@ -57,7 +57,7 @@ class Desk:
 
     def submit(self, rid: str, count: int = 1) -> StreamGroup:
         prompt: Int32Array = np.array([1, 2], np.int32)
-        return self.client.submit(rid, [(prompt, SamplingParams())] * count)
+        return self.client.submit([(rid, prompt, SamplingParams())] * count)
 
     def output(self, *rows: tuple[int, list[int], FinishReason | None], cached: int = 0) -> None:
         """Each row: key, ids, finish."""
@@ -234,7 +234,7 @@ def test_states_before_ready_and_while_draining() -> None:
         fresh = EngineClient(desk.metrics, 10)
         assert state(fresh) == "starting"
         with pytest.raises(Unavailable, match="loading"):
-            fresh.submit("a", [])
+            fresh.submit([])
         group = desk.submit("a")
         desk.client.drain()
         assert state(desk.client) == "draining"
@@ -274,7 +274,8 @@ def test_flush_and_stats_are_answered_by_key() -> None:
         ask_flush, ask_stats = desk.link.sent
         assert isinstance(ask_flush, FlushReq)
         assert isinstance(ask_stats, StatsReq)
-        assert desk.client.busy_since is not None
+        busy_since = desk.client.busy_since
+        assert busy_since is not None
         desk.client.on_message(StatsReply(ask_stats.key, EngineStats(num_running_reqs=4)))
         assert (await stats).num_running_reqs == 4
         desk.client.on_message(FlushReply(ask_flush.key, 96))
@@ -313,7 +314,7 @@ def test_latencies_and_outcomes_reach_the_metrics() -> None:
 def test_messages_are_requests_with_the_prompt_and_parameters() -> None:
     async def scenario(desk: Desk) -> None:
         prompt: Int32Array = np.array([3, 4, 5], np.int32)
-        desk.client.submit("a", [(prompt, SamplingParams(seed=9))], namespace="tenant")
+        desk.client.submit([("a", prompt, SamplingParams(seed=9))], namespace="tenant")
         (request,) = desk.link.sent
         assert isinstance(request, TokenizedReq)
         assert request.token_ids.tolist() == [3, 4, 5]

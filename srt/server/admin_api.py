@@ -1,0 +1,113 @@
+"""Routes about the server itself: health, information, cache, aborts, metrics, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from srt.core.errors import InvalidRequest, TwinloopError, Unavailable
+from srt.core.messages import EngineStats
+from srt.server.frontend import Frontend
+from srt.server.http_body import read_body
+from srt.server.json_response import json_response
+from srt.server.protocol import AbortBody, DetokenizeBody, TokenizeBody
+
+STATS_SECONDS = 10.0
+"""How long the engine may take to say what it is doing: the control loop answers between two steps."""
+
+
+def admin_routes(frontend: Frontend) -> APIRouter:
+    router = APIRouter()
+    client = frontend.client
+
+    @router.get("/health")
+    async def health() -> Response:
+        state = client.state
+        return json_response({"status": state}, 200 if state == "ready" else 503)
+
+    @router.get("/server_info")
+    async def server_info() -> Response:
+        return json_response(await describe(frontend))
+
+    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache() -> Response:
+        return json_response({"success": True, "flushed_tokens": await client.flush()})
+
+    @router.post("/abort_request")
+    async def abort_request(request: Request) -> Response:
+        body = await read_body(request, AbortBody)
+        if body.abort_all and body.rid is None:
+            return json_response({"aborted": client.abort_all()})
+        if body.rid is None or body.abort_all:
+            raise InvalidRequest('say which request: {"rid": "..."} or {"abort_all": true}', field="rid")
+        return json_response({"aborted": client.abort_rid(body.rid)})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        try:
+            stats = await ask_stats(frontend)
+        except TwinloopError:
+            stats = None  # engine_up says so
+        return Response(frontend.metrics.render(stats), media_type=CONTENT_TYPE_LATEST)
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(request, TokenizeBody)
+        frontend.check_model(body.model)
+        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        encoded = await asyncio.to_thread(
+            frontend.tokenizer.encode_batch, texts, body.add_special_tokens, field="prompt"
+        )
+        tokens = [token_ids.tolist() for token_ids in encoded]
+        counts = [len(token_ids) for token_ids in tokens]
+        single = isinstance(body.prompt, str)
+        return json_response(
+            {"tokens": tokens[0] if single else tokens, "count": counts[0] if single else counts}
+        )
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        body = await read_body(request, DetokenizeBody)
+        frontend.check_model(body.model)
+        single = not body.tokens or isinstance(body.tokens[0], int)
+        lists: Any = [body.tokens] if single else body.tokens
+        frontend.prompts.check_vocabulary(lists, field="tokens")
+        texts = [frontend.tokenizer.decode(token_ids, body.skip_special_tokens) for token_ids in lists]
+        return json_response({"text": texts[0] if single else texts})
+
+    return router
+
+
+async def ask_stats(frontend: Frontend) -> EngineStats:
+    """What the engine is doing.
+
+    Raises:
+        Unavailable: there is no engine, or it does not answer.
+    """
+    try:
+        return await asyncio.wait_for(frontend.client.stats(), STATS_SECONDS)
+    except TimeoutError:
+        raise Unavailable(f"the engine did not answer within {STATS_SECONDS:g} s") from None
+
+
+async def describe(frontend: Frontend) -> dict[str, Any]:
+    """The server as /server_info and `Engine.server_info` show it. `stats` is null while there is no engine."""
+    try:
+        stats = await ask_stats(frontend)
+    except TwinloopError:
+        stats = None
+    ready = frontend.client.ready
+    return {
+        "version": version("twinloop"),
+        "state": frontend.client.state,
+        "model": frontend.model_name,
+        "max_total_num_tokens": ready.max_total_tokens if ready is not None else None,
+        "engine": asdict(ready) if ready is not None else None,
+        "stats": asdict(stats) if stats is not None else None,
+        "config": asdict(frontend.config),
+    }
