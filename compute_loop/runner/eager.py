@@ -74,12 +74,12 @@ class EagerRunner:
     def sample(self, handle: EagerStep, rows: Int32Array, masks: npt.NDArray[Any] | None) -> None:
         begin = time.perf_counter()
         batch = handle.batch
-        logits = handle.logits[self._to_device(handle.logit_row[rows])]
+        logits = self._logits_of(handle, rows)
         if masks is not None:
-            logits.masked_fill_(torch.from_numpy(masks).to(self._device).logical_not(), -torch.inf)
+            logits = logits.masked_fill(torch.from_numpy(masks).to(self._device).logical_not(), -torch.inf)
         slots = self._to_device(batch.slots[rows])
         positions = self._to_device(batch.starts[rows] + batch.num_new_tokens[rows])
-        token_ids = sample(logits, slots, positions, self._sampling)
+        token_ids = sample(logits, slots, positions, self._sampling, self._sampling.plan(batch.slots[rows]))
         self._last_token[slots] = token_ids.long()
         handle.token_ids[rows] = token_ids.cpu().numpy()
         self._idle_since = time.perf_counter()
@@ -94,6 +94,16 @@ class EagerRunner:
 
     def close(self) -> None:
         """Nothing to release: memory goes with the object."""
+
+    def _logits_of(self, handle: EagerStep, rows: Int32Array) -> torch.Tensor:
+        """Logits of `rows`, in float32; the step's own memory where these are all rows that have any."""
+        index = handle.logit_row[rows]
+        if (index < 0).any():
+            raise ValueError(f"step {handle.batch.step}: rows {rows[index < 0].tolist()} were not to be sampled")
+        logits = handle.logits
+        if not np.array_equal(index, np.arange(len(logits))):
+            logits = logits[self._to_device(index)]
+        return logits.float()
 
     def _inputs(self, batch: ForwardBatch) -> StepInputs:
         """Where each token of the batch stands, and what it is."""
