@@ -53,8 +53,12 @@ class BatchBuilder:
         alive = self._running.grant(grant)
         counts = np.diff(grant.offsets)
         keep = np.repeat(alive, counts)
-        index = np.arange(len(grant.pages), dtype=np.int32) + np.repeat(grant.first_page - grant.offsets[:-1], counts)
-        self._table.append((np.repeat(grant.slots, counts)[keep], index[keep].astype(np.int32), grant.pages[keep]))
+        index = np.arange(len(grant.pages), dtype=np.int32) + np.repeat(
+            grant.first_page - grant.offsets[:-1], counts
+        )
+        self._table.append(
+            (np.repeat(grant.slots, counts)[keep], index[keep].astype(np.int32), grant.pages[keep])
+        )
 
     def build(self, applied: int) -> tuple[LaunchedStep | None, int]:
         """The next step and its bookkeeping, None when no row can run; second: rows parked for want of credit."""
@@ -68,7 +72,9 @@ class BatchBuilder:
         self._chunks, self._new_seqs = [], []
         slots = np.concatenate([_column([seq.slot for seq in chunks]), decodes])
         starts = np.concatenate([_column([seq.start for seq in chunks]), running.kv_len[decodes]])
-        counts = np.concatenate([_column([seq.num_new_tokens for seq in chunks]), np.ones(len(decodes), np.int32)])
+        counts = np.concatenate(
+            [_column([seq.num_new_tokens for seq in chunks]), np.ones(len(decodes), np.int32)]
+        )
         is_last = np.ones(len(slots), np.bool_)
         is_last[: len(chunks)] = [seq.is_last for seq in chunks]
         sampled = is_last & (running.generated[slots] < running.max_new_tokens[slots])
@@ -104,10 +110,14 @@ class BatchBuilder:
 
     def _take_table(self) -> tuple[Int32Array, Int32Array, Int32Array]:
         parts, self._table = self._table, []
-        slots, index, pages = (np.concatenate([empty_int32(), *column]) for column in zip(*parts, strict=True)) if parts else (
-            empty_int32(),
-            empty_int32(),
-            empty_int32(),
+        slots, index, pages = (
+            (np.concatenate([empty_int32(), *column]) for column in zip(*parts, strict=True))
+            if parts
+            else (
+                empty_int32(),
+                empty_int32(),
+                empty_int32(),
+            )
         )
         return slots, index, pages
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from compute_loop.batch_builder import BatchBuilder, LaunchedStep
+from compute_loop.runner.base import DeviceLost, Runner, StepTokens
 from compute_loop.running_batch import RunningBatch
-from compute_loop.runner.base import DeviceLost, Runner, StepHandle, StepTokens
 from srt.core.messages import (
     Command,
     Drop,
@@ -35,7 +36,12 @@ class ComputeLoop:
     """
 
     def __init__(
-        self, runner: Runner, num_slots: int, commands: SpscQueue[Command], results: SpscQueue[StepResult], bell: Doorbell
+        self,
+        runner: Runner[Any],
+        num_slots: int,
+        commands: SpscQueue[Command],
+        results: SpscQueue[StepResult],
+        bell: Doorbell,
     ) -> None:
         self._runner = runner
         self._commands = commands
@@ -43,7 +49,7 @@ class ComputeLoop:
         self._bell = bell
         self._running = RunningBatch(num_slots)
         self._builder = BatchBuilder(self._running)
-        self._in_flight: deque[tuple[LaunchedStep, StepHandle]] = deque()
+        self._in_flight: deque[tuple[LaunchedStep, Any]] = deque()
         self._depth = 1 if runner.asynchronous else 0
         self._received: Command | None = None
         self._epoch = 0
@@ -73,7 +79,7 @@ class ComputeLoop:
         """Sleeps, without the GIL, until control sends a command."""
         self._received = self._commands.get()
 
-    # --- the verbs ---------------------------------------------------------------------------------------------------
+    # --- the verbs --------------------
 
     def apply_commands(self) -> bool:
         """Applies what control has sent, up to and including one `PrefillBatch`: each of those is one step."""
@@ -142,17 +148,17 @@ class ComputeLoop:
         )
         return True
 
-    # --- results -----------------------------------------------------------------------------------------------------
+    # --- results --------------------
 
     def _result(self, launched: LaunchedStep, tokens: StepTokens) -> StepResult:
         batch, running = launched.batch, self._running
         alive = running.is_alive(batch.slots, batch.generations)
-        slots, token_ids = batch.slots[alive], tokens.token_ids[alive]
+        slots, generations, token_ids = batch.slots[alive], batch.generations[alive], tokens.token_ids[alive]
         stopped = running.matches_stop(slots, token_ids)
         ends = stopped | launched.at_limit[alive]
         finished = []
         for index in np.flatnonzero(ends):
-            row = int(slots[index]), int(batch.generations[alive][index])
+            row = int(slots[index]), int(generations[index])
             matched = int(token_ids[index]) if stopped[index] else None
             reason = FinishReason("stop", matched) if stopped[index] else FinishReason("length")
             finished.append(SeqFinish(*row, reason))
@@ -162,7 +168,7 @@ class ComputeLoop:
             epoch=self._epoch,
             applied=launched.applied,
             slots=slots,
-            generations=batch.generations[alive],
+            generations=generations,
             kv_lens=launched.kv_lens[alive],
             token_ids=token_ids,
             finished=tuple(finished),
@@ -192,7 +198,7 @@ class ComputeLoop:
         # `applied` must not settle what the failed steps were to write: control removes that before it reads `applied`.
         self._report(StepResult(self._completed_step, self._epoch, self._applied, fault=fault))
 
-    # --- commands ----------------------------------------------------------------------------------------------------
+    # --- commands --------------------
 
     def _next_command(self) -> Command | None:
         received, self._received = self._received, None
@@ -223,4 +229,3 @@ class ComputeLoop:
 def _rows(launched: LaunchedStep) -> set[Row]:
     batch = launched.batch
     return set(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))
-

@@ -41,7 +41,9 @@ class RunningBatch:
     def begin(self, seq: ScheduledSeq) -> None:
         """A life begins in a slot that no launched step names any more."""
         if seq.init is None:
-            raise RuntimeError(f"slot {seq.slot} got a chunk of generation {seq.generation}, which never began")
+            raise RuntimeError(
+                f"slot {seq.slot} got a chunk of generation {seq.generation}, which never began"
+            )
         slot = seq.slot
         self.generation[slot] = seq.generation
         self.kv_len[slot] = seq.start

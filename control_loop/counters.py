@@ -37,7 +37,9 @@ class Counters:
         self.device_gap_seconds_total += result.gap
 
 
-def snapshot(counters: Counters, manager: CacheManager, slots: SlotTable, waiting: WaitingQueue) -> EngineStats:
+def snapshot(
+    counters: Counters, manager: CacheManager, slots: SlotTable, waiting: WaitingQueue
+) -> EngineStats:
     """All that a guest may want to know, as of now."""
     page_size = slots.page_size
     allocator, cache = manager.allocator, manager.cache

@@ -139,7 +139,7 @@ class ControlLoop:
             self._port.sleep(doorbell, None if self.is_idle else HEARTBEAT_SECONDS)
         doorbell.disarm()
 
-    # --- the verbs ---------------------------------------------------------------------------------------------------
+    # --- the verbs --------------------
 
     def receive(self) -> bool:
         """Takes in what clients sent; aborts are applied before the results that are ready by now."""
@@ -187,7 +187,7 @@ class ControlLoop:
             self._live.pop(int(output.keys[finish.row]), None)
         self._port.send(output)
 
-    # --- state -------------------------------------------------------------------------------------------------------
+    # --- state --------------------
 
     @property
     def is_idle(self) -> bool:
@@ -211,7 +211,7 @@ class ControlLoop:
         if lost or stats.num_locked_tokens or stats.num_slots_in_use:
             raise InvariantError(f"idle, but {lost} tokens of KV memory are lost: {stats}")
 
-    # --- handlers ----------------------------------------------------------------------------------------------------
+    # --- handlers --------------------
 
     def _accept(self, message: TokenizedReq) -> None:
         self._counters.requests_total += 1

@@ -64,7 +64,9 @@ class OutputProcessor:
             self.ask_to_drop(req)
         if req.finish is None:
             self._counters.aborted_total += 1
-            self._finish(req, reason or FinishReason("abort", error=Aborted("the request was aborted").info()))
+            self._finish(
+                req, reason or FinishReason("abort", error=Aborted("the request was aborted").info())
+            )
 
     def retract(self, req: Req) -> None:
         """Takes a row's memory back. Tokens in flight are still delivered; then it waits again, in front."""
@@ -141,7 +143,9 @@ class OutputProcessor:
         self._leaving.clear()
         lives = list(self._slots.reqs())
         known = {req.key: self._slots.known_tokens(req.slot) for req in lives}
-        suspects = [req for req in lives if (req.slot, req.generation) in fault.suspects and req.finish is None]
+        suspects = [
+            req for req in lives if (req.slot, req.generation) in fault.suspects and req.finish is None
+        ]
         for req in lives:
             req.cached_tokens = self._cached_tokens(req)
         self._manager.abandon({req.slot: int(self._slots.kv_len[req.slot]) for req in lives})

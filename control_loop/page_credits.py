@@ -24,8 +24,8 @@ MakeGrant = Callable[[int, int], PageGrant]
 class PageCredits:
     """Thread: control. Credit counts tokens, memory comes in pages; all rows of a pass in one columnar grant::
 
-        KV:  [0 ..... scheduled)[..... limit)[..... scheduled + CREDIT_AHEAD)
-              known or commanded  credit left  what a refill reaches
+    KV:  [0 ..... scheduled)[..... limit)[..... scheduled + CREDIT_AHEAD)
+          known or commanded  credit left  what a refill reaches
     """
 
     def __init__(self, manager: CacheManager, slots: SlotTable) -> None:
@@ -42,7 +42,9 @@ class PageCredits:
         """Grants what is due. Second: True when memory is so short that a row has to be retracted."""
         slots = self._slots
         left = slots.limit - slots.scheduled
-        rows = np.flatnonzero(slots.decoding & (slots.limit < slots.max_kv) & (left <= CREDIT_REFILL))
+        rows = np.flatnonzero(slots.decoding & (slots.limit < slots.max_kv) & (left <= CREDIT_REFILL)).astype(
+            np.int32
+        )
         if len(rows) == 0:
             return None, False
         wanted = self._pages_wanted(rows, CREDIT_AHEAD)
@@ -84,7 +86,9 @@ class PageCredits:
         slots = self._slots
         pages = self._manager.reserve(int(counts.sum()))
         if pages is None:
-            raise RuntimeError(f"{counts.sum()} pages were available and could not be reserved: {self._manager!r}")
+            raise RuntimeError(
+                f"{counts.sum()} pages were available and could not be reserved: {self._manager!r}"
+            )
         offsets = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
         first = slots.num_pages[rows]

@@ -54,7 +54,9 @@ class Req:
         "token_ids",
     )
 
-    def __init__(self, message: TokenizedReq, max_new_tokens: int, eos_token_ids: frozenset[int], arrival: int) -> None:
+    def __init__(
+        self, message: TokenizedReq, max_new_tokens: int, eos_token_ids: frozenset[int], arrival: int
+    ) -> None:
         self.key = message.key
         self.rid = message.rid
         self.params = message.params

@@ -132,4 +132,6 @@ class Scheduler:
         note_overtaking(self._waiting, admitted)
 
     def __repr__(self) -> str:
-        return f"Scheduler({self._options.schedule_policy}, {len(self._unapplied)} prefill batches on their way)"
+        return (
+            f"Scheduler({self._options.schedule_policy}, {len(self._unapplied)} prefill batches on their way)"
+        )

@@ -92,7 +92,7 @@ class Rig:
         self.others: list[EngineMessage] = []
         self._next_key = 1
 
-    # --- clients -----------------------------------------------------------------------------------------------------
+    # --- clients --------------------
 
     def submit(
         self, prompt: Iterable[int], max_new_tokens: int = 8, namespace: str | None = None, **params: object
@@ -117,7 +117,7 @@ class Rig:
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {EOS})
         return generate(answer.request.token_ids.tolist(), params, self.vocab, stops)
 
-    # --- driving -----------------------------------------------------------------------------------------------------
+    # --- driving --------------------
 
     def both(self) -> bool:
         """One step of each loop; True when either did something."""
@@ -173,7 +173,7 @@ class Rig:
             assert answer.finish is None, "two finishes"
             answer.finish, answer.num_retractions = finish.reason, finish.num_retractions
 
-    # --- judging -----------------------------------------------------------------------------------------------------
+    # --- judging --------------------
 
     def stats(self) -> EngineStats:
         return self.control.stats()
@@ -204,7 +204,9 @@ class Rig:
         """free + cached == pool, no locks, no slots; after a flush every page is free."""
         stats = self.stats()
         assert stats.num_free_tokens + stats.num_cached_tokens == stats.max_total_num_tokens, stats
-        assert stats.num_locked_tokens == 0 and stats.num_slots_in_use == 0 and stats.num_queue_reqs == 0, stats
+        assert stats.num_locked_tokens == 0 and stats.num_slots_in_use == 0 and stats.num_queue_reqs == 0, (
+            stats
+        )
         assert self.control.is_idle
         self.control.check_idle()
         self.control._manager.cache.check_integrity()

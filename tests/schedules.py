@@ -19,6 +19,8 @@ class Traffic:
     abort_share: float = 0.15
     random_share: float = 0.3
     num_families: int = 3
+    patience: float = 0.2
+    """Share of the requests that ignore EOS."""
 
 
 def random_prompt(rng: random.Random, traffic: Traffic, vocab: int) -> list[int]:
@@ -37,12 +39,12 @@ def play(rig: Rig, rng: random.Random, traffic: Traffic) -> None:
         params: dict[str, object] = {}
         if rng.random() < traffic.random_share:
             params = {"temperature": 1.0, "seed": rng.randrange(1000)}
-        if rng.random() < 0.2:
+        if rng.random() < traffic.patience:
             params["ignore_eos"] = True
         if rng.random() < 0.2:
             params["stop_token_ids"] = (rng.randrange(rig.vocab),)
         namespace = "other" if rng.random() < 0.1 else None
-        new_tokens = rng.choice([0, 1, 2, rng.randrange(traffic.max_new + 1)])
+        new_tokens = rng.choice([rng.randrange(3), rng.randrange(traffic.max_new + 1), traffic.max_new])
         live.append(rig.submit(random_prompt(rng, traffic, rig.vocab), new_tokens, namespace, **params))
         for _ in range(rng.randrange(12)):
             (rig.control if rng.random() < 0.5 else rig.compute).step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
 
@@ -22,6 +22,9 @@ class StepHandle(Protocol):
     def batch(self) -> ForwardBatch: ...
 
 
+H = TypeVar("H", bound=StepHandle)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTokens:
     """What a finished step says: one token per row of its batch, `NO_TOKEN` where none was sampled.
@@ -34,7 +37,7 @@ class StepTokens:
     gap: float = 0.0
 
 
-class Runner(Protocol):
+class Runner(Protocol[H]):
     """Thread: compute. Runs steps in the order in which they are launched.
 
     A runner owns the device tables, indexed by slot: page table, last token, sampling parameters. Slot 0 and page 0
@@ -49,16 +52,16 @@ class Runner(Protocol):
     asynchronous: bool
     one_call: bool
 
-    def launch(self, batch: ForwardBatch) -> StepHandle:
+    def launch(self, batch: ForwardBatch) -> H:
         """Starts the forward pass of a step behind those launched before.
 
         Any exception of `launch`, `sample` or `wait` but `DeviceLost` means that this step failed, and no other.
         """
 
-    def sample(self, handle: StepHandle, rows: Int32Array, masks: npt.NDArray[Any] | None) -> None:
+    def sample(self, handle: H, rows: Int32Array, masks: npt.NDArray[Any] | None) -> None:
         """Samples the logits of `rows` (indices into the batch); `masks` bool[len(rows), vocab] allows tokens."""
 
-    def wait(self, handle: StepHandle) -> StepTokens:
+    def wait(self, handle: H) -> StepTokens:
         """Sleeps, without the GIL, until the step and its sampling are done."""
 
     def reset(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from compute_loop.forward_batch import ForwardBatch
 from compute_loop.runner.base import StepTokens
@@ -93,7 +95,7 @@ class HashRunner:
         self._launched.append(step)
         return step
 
-    def sample(self, handle: HashStep, rows: Int32Array, masks: object) -> None:
+    def sample(self, handle: HashStep, rows: Int32Array, masks: npt.NDArray[Any] | None) -> None:
         if masks is not None:
             raise NotImplementedError("the hash model takes no token masks")
         handle.sampled = rows
@@ -144,5 +146,7 @@ class HashRunner:
         pages = self._table[slot, : -(-length // self._page_size)]
         tokens = self._kv[pages].reshape(-1)[:length]
         if (tokens == UNWRITTEN).any():
-            raise UnwrittenKV(f"slot {slot} reads position {int(np.argmin(tokens))}, which no step has written")
+            raise UnwrittenKV(
+                f"slot {slot} reads position {int(np.argmin(tokens))}, which no step has written"
+            )
         return tokens.astype(np.int32)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from compute_loop.forward_batch import ForwardBatch
 from compute_loop.runner.base import StepTokens
@@ -43,7 +45,7 @@ class DeviceModel:
     launch_gil_takes: int = 3
 
     def step_seconds(self, batch: ForwardBatch) -> float:
-        """Time on the device: the slower of weight bytes and GEMM work, the KV read, attention over chunks, sampling."""
+        """Time on the device: the slower of weight bytes and GEMM work, KV reads, chunk attention, sampling."""
         num_tokens = batch.num_tokens
         weights = self.parameters * self.bytes_per_parameter / (0.9 * self.bandwidth)
         gemm = 2 * self.parameters * num_tokens / (0.75 * self.flops)
@@ -74,7 +76,9 @@ class SimulatedRunner:
     asynchronous = True
     one_call = True
 
-    def __init__(self, model: DeviceModel, num_slots: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, model: DeviceModel, num_slots: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._model = model
         self._clock = clock
         self._free_at: float | None = None
@@ -91,7 +95,7 @@ class SimulatedRunner:
         self._free_at = done_at
         return SimulatedStep(batch, done_at, busy, max(0.0, now - free_at), self._tokens(batch))
 
-    def sample(self, handle: SimulatedStep, rows: Int32Array, masks: object) -> None:
+    def sample(self, handle: SimulatedStep, rows: Int32Array, masks: npt.NDArray[Any] | None) -> None:
         if masks is not None:
             raise NotImplementedError("the simulated device takes no token masks")
         unsampled = np.ones(handle.batch.num_rows, np.bool_)
@@ -101,7 +105,11 @@ class SimulatedRunner:
     def wait(self, handle: SimulatedStep) -> StepTokens:
         while (left := handle.done_at - self._clock()) > 0:
             time.sleep(left - SPIN_SECONDS if left > 2 * SPIN_SECONDS else SHORT_SLEEP_SECONDS)
-        token_ids = handle.token_ids if handle.batch.sampled.any() else np.full(handle.batch.num_rows, NO_TOKEN, np.int32)
+        token_ids = (
+            handle.token_ids
+            if handle.batch.sampled.any()
+            else np.full(handle.batch.num_rows, NO_TOKEN, np.int32)
+        )
         return StepTokens(token_ids, handle.busy, handle.gap)
 
     def reset(self) -> None:

@@ -32,11 +32,17 @@ class ModelOptions:
         "a GGUF file, a Hugging Face directory, a hub id, or the name of the default model",
         metavar="PATH|ID",
     )
-    served_model_name: str | None = option(None, "name in API answers (default: the model's own)", metavar="NAME")
+    served_model_name: str | None = option(
+        None, "name in API answers (default: the model's own)", metavar="NAME"
+    )
     revision: str | None = option(None, "hub revision to fetch", metavar="REV")
     dtype: DType = option("auto", "number format of weights and KV; auto: the fastest that is right here")
-    context_length: int | None = option(None, "longest prompt + output; default: what the model allows", unit="tokens")
-    chat_template: str | None = option(None, "file with a jinja chat template to use instead of the model's", metavar="FILE")
+    context_length: int | None = option(
+        None, "longest prompt + output; default: what the model allows", unit="tokens"
+    )
+    chat_template: str | None = option(
+        None, "file with a jinja chat template to use instead of the model's", metavar="FILE"
+    )
     compute_threads: int | None = option(None, "CPU threads of a forward step; default: all cores")
 
 
@@ -61,7 +67,9 @@ class ScheduleOptions:
         "fcfs", "order of waiting requests: first come first served, or longest cached prefix first"
     )
     chunked_prefill_size: int = option(512, "prompt tokens computed in one step at most", unit="tokens")
-    max_step_tokens: int = option(1024, "tokens in one step at most, prompts and decodes together", unit="tokens")
+    max_step_tokens: int = option(
+        1024, "tokens in one step at most, prompts and decodes together", unit="tokens"
+    )
     max_running_requests: int = option(64, "requests that hold KV memory at once at most")
     max_queued_requests: int = option(1024, "requests that wait at most; more are refused with 503")
     overlap: Overlap = option(
@@ -71,7 +79,9 @@ class ScheduleOptions:
         300.0, "a step without a result for this long counts as a dead engine", unit="seconds"
     )
     max_unsent_tokens: int = option(
-        16384, "output that may wait for a client that does not read; beyond it the request is aborted", unit="tokens"
+        16384,
+        "output that may wait for a client that does not read; beyond it the request is aborted",
+        unit="tokens",
     )
 
 

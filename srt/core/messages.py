@@ -56,7 +56,7 @@ class FinishReason:
     error: ErrorInfo | None = None
 
 
-# --- client -> control -----------------------------------------------------------------------------------------------
+# --- client -> control --------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class StatsReq:
 ClientMessage = TokenizedReq | AbortReq | FlushReq | StatsReq
 
 
-# --- control -> client -----------------------------------------------------------------------------------------------
+# --- control -> client --------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ EngineMessage = (
 )
 
 
-# --- control -> compute ----------------------------------------------------------------------------------------------
+# --- control -> compute --------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,10 @@ class PageGrant:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Launch no further step of these rows; each is acknowledged in `StepResult.dropped` once no launched step names it."""
+    """Launch no further step of these rows.
+
+    Each is acknowledged in `StepResult.dropped` once no launched step names it.
+    """
 
     seq: int
     epoch: int
@@ -323,7 +326,7 @@ class Shutdown:
 Command = PrefillBatch | PageGrant | Drop | Fence | Shutdown
 
 
-# --- compute -> control ----------------------------------------------------------------------------------------------
+# --- compute -> control --------------------
 
 
 @dataclass(frozen=True, slots=True)

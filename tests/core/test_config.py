@@ -1,0 +1,50 @@
+"""Options: flat names in, one clear line out when something is wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from srt.core.config import Config, choices_of
+from srt.core.errors import ConfigError
+
+
+def test_defaults_are_valid() -> None:
+    Config().validate()
+
+
+def test_flat_names_find_their_group() -> None:
+    config = Config.from_flat(page_size=1, port=0, schedule_policy="lpm", model="some/model")
+    assert (config.cache.page_size, config.server.port) == (1, 0)
+    assert (config.schedule.schedule_policy, config.model.model) == ("lpm", "some/model")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"page_size": 0}, "--page-size is 0, it must be at least 1"),
+        ({"schedule_policy": "best"}, "--schedule-policy is 'best', allowed are fcfs, lpm"),
+        ({"eviction_policy": "?"}, "--eviction-policy is '?', allowed are lru"),
+        ({"overlap": "yes"}, "--overlap is 'yes', allowed are auto, on, off"),
+        ({"mem_fraction": 0.0}, "--mem-fraction is 0.0"),
+        ({"mem_fraction": float("nan")}, "--mem-fraction is nan"),
+        ({"port": 70000}, "--port is 70000"),
+        ({"watchdog_timeout": float("nan")}, "--watchdog-timeout is nan"),
+        (
+            {"chunked_prefill_size": 8, "page_size": 16},
+            "--chunked-prefill-size 8 is less than --page-size 16",
+        ),
+        ({"max_step_tokens": 64, "max_running_requests": 64}, "prompts could starve"),
+        ({"max_total_tokens": 8}, "--max-total-tokens 8 is less than one page of 16"),
+        ({"pagesize": 1}, "unknown option 'pagesize'"),
+    ],
+)
+def test_a_bad_option_is_named_with_what_is_allowed(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Config.from_flat(**options)
+
+
+def test_choices_come_from_the_annotation() -> None:
+    assert choices_of("Overlap") == ("auto", "on", "off")
+    assert choices_of("int") is None
