@@ -31,7 +31,7 @@ class Command:
 
 
 COMMANDS = {
-    "serve": Command("srt.server.serve_command", "serve a model over HTTP"),
+    "serve": Command("srt.server.serve", "serve a model over HTTP"),
     "generate": Command("srt.server.generate_command", "answer a prompt here, without a server"),
     "bench": Command("bench.command", "measure throughput and latency"),
     "models": Command(
