@@ -1,1 +1,1 @@
-"""Room for the embedded language that builds prompts as programs. The language is not written yet: nothing to import."""
+"""Room of the embedded language that builds prompts as programs. It is not written yet: there is nothing to import."""
