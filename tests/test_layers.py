@@ -43,8 +43,11 @@ OPTIONAL_KERNELS = frozenset({"triton", "flashinfer"})
 """May be imported inside a function, in a backend's file."""
 
 BACKENDS = ("compute_loop.attention", "compute_loop.kernels", "compute_loop.runner")
-LAZY_TABLE = "srt.cli"
-"""The one module that imports by name."""
+LAZY_TABLES = {
+    "srt.cli": "a command is imported when it runs",
+    "srt.server.engine": "the engine in this process, which loads torch, or the supervisor of another, which does not",
+}
+"""The modules that import by name, and why: each from a table of its own."""
 
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 50
@@ -142,7 +145,7 @@ def hidden_imports(module: Module) -> list[str]:
     return [
         f"{edge} inside a function"
         for edge in imports_of(module)
-        if edge.nested and edge.target.partition(".")[0] not in allowed and module.name != LAZY_TABLE
+        if edge.nested and edge.target.partition(".")[0] not in allowed and module.name not in LAZY_TABLES
     ]
 
 
