@@ -32,7 +32,7 @@ class Command:
 
 COMMANDS = {
     "serve": Command("srt.server.serve", "serve a model over HTTP"),
-    "generate": Command("srt.server.generate", "answer a prompt here, without a server"),
+    "generate": Command("srt.server.generate_command", "answer a prompt here, without a server"),
     "bench": Command("bench.command", "measure throughput and latency"),
     "models": Command(
         "srt.server.models_command", "list the model families, file formats and the default model"
