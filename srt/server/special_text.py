@@ -11,7 +11,10 @@ import re
 from collections.abc import Iterable
 
 MARK = "\ufdd0"
-"""A code point that Unicode reserves for uses like this one: it is no character and is never interchanged."""
+"""A code point that Unicode reserves for uses like this one: it is no character and is never interchanged.
+
+A template that prints an object as Python would, not as JSON, shows it as an escape; the token is still none.
+"""
 
 _MARKED = re.compile(f"{MARK}({MARK}?)")
 
