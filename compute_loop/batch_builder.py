@@ -8,7 +8,8 @@ import numpy as np
 
 from compute_loop.forward_batch import BoolArray, ForwardBatch, NewSeq
 from compute_loop.running_batch import RunningBatch
-from srt.core.messages import Int32Array, PageGrant, ScheduledSeq, empty_int32
+from srt.core.messages import Int32Array, empty_int32
+from srt.core.step_messages import PageGrant, ScheduledSeq
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,11 +11,12 @@ import numpy as np
 from compute_loop.batch_builder import BatchBuilder, LaunchedStep
 from compute_loop.runner.base import DeviceLost, Runner, StepTokens
 from compute_loop.running_batch import RunningBatch
-from srt.core.messages import (
+from srt.core.messages import FinishReason
+from srt.core.queues import Doorbell, SpscQueue
+from srt.core.step_messages import (
     Command,
     Drop,
     Fence,
-    FinishReason,
     PageGrant,
     PrefillBatch,
     Row,
@@ -24,7 +25,6 @@ from srt.core.messages import (
     StepFault,
     StepResult,
 )
-from srt.core.queues import Doorbell, SpscQueue
 
 
 class ComputeLoop:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from srt.core.messages import Int32Array, PageGrant, Row, ScheduledSeq
+from srt.core.messages import Int32Array
+from srt.core.step_messages import PageGrant, Row, ScheduledSeq
 
 NO_STOP = -2
 """Fills the stop table; no token has this id, and neither is it `NO_TOKEN`."""

@@ -55,6 +55,10 @@ class CacheManager:
         """The longest cached prefix of a waiting request; at least one token is left to compute."""
         return self.cache.match_prefix(req.radix_key)
 
+    def match_length(self, req: Req) -> int:
+        """How many tokens `match` would find; for ordering only, so it does not count as a use of the prefix."""
+        return self.cache.match_length(req.radix_key)
+
     def admit(self, req: Req, headroom: int) -> bool:
         """Takes a slot for `req`, locks its cached prefix and reserves pages for all the rest of its tokens.
 

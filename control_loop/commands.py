@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from srt.core.messages import Command
 from srt.core.queues import SpscQueue
+from srt.core.step_messages import Command
 
 
 class CommandSender:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from control_loop.cache_manager import CacheManager
 from control_loop.slots import SlotTable
 from control_loop.waiting_queue import WaitingQueue
-from srt.core.messages import EngineStats, StepResult
+from srt.core.messages import EngineStats
+from srt.core.step_messages import StepResult
 
 
 @dataclass(slots=True)

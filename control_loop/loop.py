@@ -25,22 +25,19 @@ from srt.core.errors import Aborted, Busy, QueueFull, TwinloopError
 from srt.core.messages import (
     AbortReq,
     Accepted,
-    Command,
     EngineStats,
-    Fence,
     FinishReason,
     FlushReply,
     FlushReq,
     Heartbeat,
     Refused,
-    Shutdown,
     StatsReply,
     StatsReq,
-    StepResult,
     TokenizedReq,
 )
 from srt.core.port import ControlPort
 from srt.core.queues import Doorbell, SpscQueue
+from srt.core.step_messages import Command, Fence, Shutdown, StepResult
 
 HEARTBEAT_SECONDS = 1.0
 

@@ -13,7 +13,8 @@ from control_loop.req import Phase, Req
 from control_loop.slots import SlotTable
 from control_loop.waiting_queue import WaitingQueue
 from srt.core.errors import Aborted, StepFailure
-from srt.core.messages import NO_TOKEN, Drop, FinishReason, Int32Array, Row, StepFault, StepResult
+from srt.core.messages import FinishReason, Int32Array
+from srt.core.step_messages import NO_TOKEN, Drop, Row, StepFault, StepResult
 
 
 class OutputProcessor:

@@ -9,7 +9,8 @@ import numpy as np
 from control_loop.cache_manager import CacheManager
 from control_loop.req import Phase, Req
 from control_loop.slots import SlotTable
-from srt.core.messages import Int32Array, PageGrant
+from srt.core.messages import Int32Array
+from srt.core.step_messages import PageGrant
 
 CREDIT_AHEAD = 32
 """KV tokens that a row may decode beyond what control knows of, when memory is plentiful."""

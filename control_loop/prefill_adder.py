@@ -8,7 +8,7 @@ from control_loop.cache_manager import CacheManager
 from control_loop.req import Phase, Req
 from control_loop.slots import SlotTable
 from radix_cache.radix_tree import TreeNode
-from srt.core.messages import ScheduledSeq, SeqInit
+from srt.core.step_messages import ScheduledSeq, SeqInit
 
 Frontier = tuple[str | None, TreeNode, bytes]
 """Namespace, end of the scheduled path, and the tokens of the page behind it."""

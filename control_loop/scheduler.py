@@ -15,7 +15,7 @@ from control_loop.req import Phase, Req
 from control_loop.slots import SlotTable
 from control_loop.waiting_queue import WaitingQueue
 from srt.core.config import ScheduleOptions
-from srt.core.messages import PrefillBatch
+from srt.core.step_messages import PrefillBatch
 
 MAX_UNAPPLIED_BATCHES = 2
 """Prefill batches that may be on their way: one that runs, and one ready when it ends."""
@@ -112,7 +112,7 @@ class Scheduler:
         if not len(self._waiting):
             return
         admitted: list[Req] = []
-        order = self._order(self._waiting, lambda req: self._manager.match(req).num_tokens)
+        order = self._order(self._waiting, self._manager.match_length)
         for req in order:
             if self._slots.num_free == 0:
                 break

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from control_loop.req import Phase, Req
-from srt.core.messages import Int32Array, Row
+from srt.core.messages import Int32Array
+from srt.core.step_messages import Row
 
 
 class SlotTable:

@@ -17,7 +17,8 @@ from compute_loop.runner.executor import ProgramExecutor, StepInputs
 from compute_loop.runner.workspace import Workspace
 from compute_loop.sampler import SlotSampling, sample
 from mem_pool.page_table import PageTable
-from srt.core.messages import NO_TOKEN, Int32Array
+from srt.core.messages import Int32Array
+from srt.core.step_messages import NO_TOKEN
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +100,9 @@ class EagerRunner:
         """Logits of `rows`, in float32; the step's own memory where these are all rows that have any."""
         index = handle.logit_row[rows]
         if (index < 0).any():
-            raise ValueError(f"step {handle.batch.step}: rows {rows[index < 0].tolist()} were not to be sampled")
+            raise ValueError(
+                f"step {handle.batch.step}: rows {rows[index < 0].tolist()} were not to be sampled"
+            )
         logits = handle.logits
         if not np.array_equal(index, np.arange(len(logits))):
             logits = logits[self._to_device(index)]

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from compute_loop.forward_batch import ForwardBatch
 from compute_loop.runner.base import StepTokens
-from srt.core.messages import NO_TOKEN, Int32Array
+from srt.core.messages import Int32Array
 from srt.core.sampling_params import SamplingParams
+from srt.core.step_messages import NO_TOKEN
 
 UNWRITTEN = -1
 _MULTIPLIER = 0x9E3779B97F4A7C15

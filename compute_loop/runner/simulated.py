@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from compute_loop.forward_batch import ForwardBatch
 from compute_loop.runner.base import StepTokens
-from srt.core.messages import NO_TOKEN, Int32Array
+from srt.core.messages import Int32Array
+from srt.core.step_messages import NO_TOKEN
 
 SPIN_SECONDS = 80e-6
 """The last part of a wait is slept in short pieces: one long sleep overshoots by 35 to 50 us."""

@@ -1,22 +1,17 @@
-"""Every type that crosses a thread or a process: frozen, and complete at birth.
-
-Three conversations, each in one direction:
+"""What clients and the control loop say to each other: frozen, and complete at birth.
 
 * client -> control: `TokenizedReq`, `AbortReq`, `FlushReq`, `StatsReq`
 * control -> client: `EngineReady`, `Accepted`, `Refused`, `TokenOutput`, `FlushReply`, `StatsReply`, `Heartbeat`,
   `EngineDied`
-* control -> compute: the *commands* `PrefillBatch`, `PageGrant`, `Drop`, `Fence`, `Shutdown`, numbered by `seq`
-* compute -> control: `StepResult`
 
-Arrays are columns: element i of each column of a message speaks of the same row. Nobody writes to an array after it
-was put into a message. A request is named by `key` (unique for the life of an engine process, given by the client
-side); `rid` is what the user calls it and decides nothing. In the loops a row is named by ``(slot, generation)``:
-a slot is a row of the device tables, a generation is one life of a request in it.
+The two loops talk in `srt.core.step_messages`. Arrays are columns: element i of each column of a message speaks of
+the same row. Nobody writes to an array after it was put into a message. A request is named by `key` (unique for the
+life of an engine process, given by the client side); `rid` is what the user calls it and decides nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -29,11 +24,6 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 FinishKind = Literal["stop", "length", "abort", "error"]
-Row = tuple[int, int]
-"""(slot, generation)"""
-
-NO_TOKEN = -1
-"""In a column of sampled tokens: this row sampled none. Never reaches an embedding: inputs are built on the device."""
 
 
 def empty_int32() -> Int32Array:
@@ -214,158 +204,3 @@ class EngineDied:
 EngineMessage = (
     EngineReady | Accepted | Refused | TokenOutput | FlushReply | StatsReply | Heartbeat | EngineDied
 )
-
-
-# --- control -> compute --------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SeqInit:
-    """What compute must know of a sequence for the whole of a generation; travels with its first chunk.
-
-    `generated` output tokens exist already (a resumed request has some); the sequence ends by length when there are
-    `max_new_tokens`. `stop_token_ids` already holds the model's EOS ids unless the request ignores them.
-    """
-
-    prompt_len: int
-    generated: int
-    max_new_tokens: int
-    stop_token_ids: frozenset[int]
-    params: SamplingParams
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScheduledSeq:
-    """One chunk of one sequence, to be computed whole in one step.
-
-    ::
-
-        tokens:   [0 ........ start)[start ...... start + n)[...... limit)
-                   KV is there       token_ids, this chunk    pages are there
-        pages:                 [first_page ... + len(pages))  new page-table entries
-
-    `pages` may begin before `start` where the prefix grew by tokens that another sequence computed. `is_last`: this
-    chunk ends the prompt, so its last token's logits are sampled (unless nothing more may be generated). The row may
-    decode on its own up to `limit` KV tokens.
-    """
-
-    slot: int
-    generation: int
-    token_ids: Int32Array
-    start: int
-    first_page: int
-    pages: Int32Array
-    limit: int
-    is_last: bool
-    init: SeqInit | None
-
-    @property
-    def row(self) -> Row:
-        return self.slot, self.generation
-
-    @property
-    def num_new_tokens(self) -> int:
-        return len(self.token_ids)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefillBatch:
-    """Chunks that join the next step, all of them, in this order."""
-
-    seq: int
-    epoch: int
-    rows: tuple[ScheduledSeq, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PageGrant:
-    """More memory for decoding rows, columnar.
-
-    Row i gets ``pages[offsets[i]:offsets[i + 1]]`` as its page-table entries from `first_page[i]` on, and may decode
-    up to `limits[i]` KV tokens.
-    """
-
-    seq: int
-    epoch: int
-    slots: Int32Array
-    generations: Int64Array
-    first_page: Int32Array
-    offsets: Int32Array
-    pages: Int32Array
-    limits: Int32Array
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Launch no further step of these rows.
-
-    Each is acknowledged in `StepResult.dropped` once no launched step names it.
-    """
-
-    seq: int
-    epoch: int
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Drain, then acknowledge by a result with `fenced` = `seq`."""
-
-    seq: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """Drain and end the compute loop."""
-
-    seq: int
-    epoch: int
-
-
-Command = PrefillBatch | PageGrant | Drop | Fence | Shutdown
-
-
-# --- compute -> control --------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SeqFinish:
-    slot: int
-    generation: int
-    reason: FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class StepFault:
-    """A failed step. Compute has dropped every row it had; `suspects` were named by the step or one behind it."""
-
-    message: str
-    suspects: frozenset[Row]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepResult:
-    """What one step did; also sent empty (`step` unchanged, no rows) when something changed and nothing ran.
-
-    Row i has the KV of its first `kv_lens[i]` tokens now, and sampled `token_ids[i]` (`NO_TOKEN`: none). Rows that had
-    already finished when the step was launched (overrun) are left out. `applied` is the last command that compute
-    had applied when it launched this step: everything commanded up to it has been executed. `parked` rows had no
-    credit when compute last looked. Times in seconds on the runner's clock: `busy` is how long the device worked,
-    `gap` how long it was idle before.
-    """
-
-    step: int
-    epoch: int
-    applied: int
-    slots: Int32Array = field(default_factory=empty_int32)
-    generations: Int64Array = field(default_factory=empty_int64)
-    kv_lens: Int32Array = field(default_factory=empty_int32)
-    token_ids: Int32Array = field(default_factory=empty_int32)
-    finished: tuple[SeqFinish, ...] = ()
-    dropped: tuple[Row, ...] = ()
-    num_parked: int = 0
-    fenced: int | None = None
-    fault: StepFault | None = None
-    busy: float = 0.0
-    gap: float = 0.0
