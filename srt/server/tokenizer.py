@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, pre_tokenizers
+from tokenizers import Encoding, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from compute_loop.models.files import ModelFiles, ModelKind
@@ -52,12 +52,13 @@ class Tokenizer:
         self._backend = spec.backend
         self._plain = _ignoring_special(spec.backend, spec.backend.pre_tokenizer)
         self._plain_inside = _ignoring_special(spec.backend, _without_prefix(spec.backend.pre_tokenizer))
-        self._special_names = {
-            token_id: token.content
+        self._finder = _finding_added(spec.backend)
+        self._special_ids = {
+            token.content: token_id
             for token_id, token in spec.backend.get_added_tokens_decoder().items()
             if token.special
         }
-        self.special_text = SpecialText(self._special_names.values())
+        self.special_text = SpecialText(self._special_ids)
         self._never_text = self._find_never_text()
         first = spec.backend.encode("", add_special_tokens=True).ids[:1]
         self.adds_bos = spec.bos_id is not None and first == [spec.bos_id]
@@ -156,16 +157,13 @@ class Tokenizer:
             rendered:  <|im_start|>user\\n ... <M|im_end|> ... <|im_end|>\\n
                        [ special  )[        one part         )[special )[ part )
         """
-        encoding = self._backend.encode_batch([rendered], add_special_tokens=False)[0]
+        encoding = self._finder.encode_batch([rendered], add_special_tokens=False)[0]
         parts: list[Int32Array] = []
         done = 0
-        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            # The unknown token also stands for characters; those are part of the text between.
-            if self._special_names.get(token_id) == rendered[start:end].strip():
-                parts += [
-                    self._encode_part(rendered[done:start], done == 0, field),
-                    np.array([token_id], np.int32),
-                ]
+        for name, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
+            if name in self._special_ids:
+                parts.append(self._encode_part(rendered[done:start], done == 0, field))
+                parts.append(np.array([self._special_ids[name]], np.int32))
                 done = end
         parts.append(self._encode_part(rendered[done:], done == 0, field))
         return np.concatenate(parts)
@@ -180,11 +178,11 @@ class Tokenizer:
 
     def _find_never_text(self) -> tuple[str, ...]:
         """Special tokens that even as text become themselves: a unigram model has them among its ordinary words."""
-        names = self._special_names
-        encodings = self._plain.encode_batch_fast(list(names.values()), add_special_tokens=False)
+        names = self._special_ids
+        encodings = self._plain.encode_batch_fast(list(names), add_special_tokens=False)
         return tuple(
             name
-            for (token_id, name), encoding in zip(names.items(), encodings, strict=True)
+            for (name, token_id), encoding in zip(names.items(), encodings, strict=True)
             if token_id in encoding.ids
         )
 
@@ -229,6 +227,16 @@ def _ignoring_special(backend: Backend, pre_tokenizer: pre_tokenizers.PreTokeniz
         (twin.add_special_tokens if token.special else twin.add_tokens)([token])
     twin.encode_special_tokens = True
     return twin
+
+
+def _finding_added(backend: Backend) -> Backend:
+    """A tokenizer that finds the added tokens of `backend` and takes all text between two of them as one token."""
+    finder = Backend(models.WordLevel({MARK: 0}, unk_token=MARK))
+    if backend.normalizer is not None:
+        finder.normalizer = backend.normalizer
+    for _, token in sorted(backend.get_added_tokens_decoder().items()):
+        (finder.add_special_tokens if token.special else finder.add_tokens)([token])
+    return finder
 
 
 def _without_prefix(pre_tokenizer: pre_tokenizers.PreTokenizer | None) -> pre_tokenizers.PreTokenizer | None:
