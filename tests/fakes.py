@@ -31,7 +31,7 @@ class EchoEngine:
     """Thread: event loop. A link to an engine that answers each prompt with the prompt, over and over.
 
     It gives one token to each request in a turn of the event loop. While `held` it gives none, so that a test decides
-    what happens before the next token.
+    what happens before the next token. With `fail_with`, every answer ends so.
 
     Args:
         on_message: the client's.
@@ -43,6 +43,7 @@ class EchoEngine:
         self, on_message: Callable[[EngineMessage], None], max_running: int = 64, eos_id: int = 2
     ) -> None:
         self.held = False
+        self.fail_with: FinishReason | None = None
         self.aborts: list[AbortReq] = []
         self.requests: list[TokenizedReq] = []
         self._on_message = on_message
@@ -110,6 +111,8 @@ class EchoEngine:
         self._tick_soon()
 
     def _next(self, request: TokenizedReq, count: int) -> tuple[list[int], FinishReason | None]:
+        if self.fail_with is not None:
+            return [], self.fail_with
         if request.params.max_new_tokens == 0:
             return [], FinishReason("length")
         token = int(request.token_ids[count % len(request.token_ids)])

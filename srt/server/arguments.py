@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, Field, fields
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from srt.core.config import Config, choices_of, flag
 
+ALL_GROUPS = tuple(group.name for group in fields(Config))
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 """Type of an option -> what stands for its value in the help text."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """One argument group for each dataclass of `Config`, one option for each field.
+def add_options(parser: argparse.ArgumentParser, groups: Collection[str] = ALL_GROUPS) -> None:
+    """One argument group for each dataclass of `Config` that is named in `groups`, one option for each field.
 
     An option that is not given is not in the namespace, so that `Config` alone knows the defaults.
     """
     defaults = Config()
     for group in fields(Config):
+        if group.name not in groups:
+            continue
         options = getattr(defaults, group.name)
         section = parser.add_argument_group(group.name, type(options).__doc__)
         hints = get_type_hints(type(options))

@@ -30,7 +30,7 @@ from srt.core.messages import (
 from srt.core.sampling_params import SamplingParams
 from srt.server.ipc import Link
 from srt.server.metrics import ServerMetrics
-from srt.server.streams import Stream, StreamGroup
+from srt.server.streams import Replies, Stream, StreamGroup
 
 EngineState = Literal["starting", "ready", "draining", "dead"]
 
@@ -41,6 +41,10 @@ class EngineClient:
     A request is known by its `key`, a number that is never used twice; messages with a key that is no longer
     known speak of a request that has ended here, and are ignored. A `rid` is the user's name for one or
     several requests of one submit; live requests of two submits never share one.
+
+    Attributes:
+        ready: what the last engine announced.
+        busy_since: since when the engine owes something, without a break (monotonic clock); None: nothing.
     """
 
     def __init__(self, metrics: ServerMetrics, max_unsent_tokens: int) -> None:
@@ -52,10 +56,10 @@ class EngineClient:
         self._draining = False
         self._streams: dict[int, Stream] = {}
         self._by_rid: dict[str, set[Stream]] = {}
-        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._replies = Replies()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._busy_since: float | None = None
+        self.busy_since: float | None = None
         self._connected = asyncio.Event()
         self._handlers: dict[type[EngineMessage], Callable[[Any], None]] = {
             Accepted: self._on_accepted,
@@ -65,8 +69,6 @@ class EngineClient:
             StatsReply: self._on_reply,
         }
         self.ready: EngineReady | None = None
-
-    # --- the engine's life ----------------------------------------------------------------------------------
 
     @property
     def state(self) -> EngineState:
@@ -79,11 +81,6 @@ class EngineClient:
     @property
     def num_live(self) -> int:
         return len(self._streams)
-
-    @property
-    def busy_since(self) -> float | None:
-        """Since when the engine owes something, without a break (monotonic clock); None: it owes nothing."""
-        return self._busy_since
 
     def connect(self, link: Link, ready: EngineReady) -> None:
         """An engine can serve."""
@@ -102,10 +99,7 @@ class EngineClient:
                 self._end(stream, reason, 0)
             else:
                 self._refuse(stream, error.info())
-        replies, self._replies = self._replies, {}
-        for reply in replies.values():
-            if not reply.done():
-                reply.set_exception(error)
+        self._replies.fail(error)
         self._update_busy()
 
     async def wait_ready(self) -> EngineReady:
@@ -132,8 +126,6 @@ class EngineClient:
             if self._death is not None:
                 raise Unavailable(f"the engine is restarting, try again soon ({self._death.message})")
             raise Unavailable("the model is still loading, try again soon")
-
-    # --- requests -------------------------------------------------------------------------------------------
 
     def submit(
         self, requests: Sequence[tuple[str, Int32Array, SamplingParams]], namespace: str | None = None
@@ -209,16 +201,14 @@ class EngineClient:
         if self._link is None:
             raise Unavailable("there is no engine to ask: it is starting, or it died and is being restarted")
         key = next(self._keys)
-        self._replies[key] = asyncio.get_running_loop().create_future()
+        reply = self._replies.expect(key)
         self._link.send(kind(key))
         self._update_busy()
         try:
-            return await self._replies[key]
+            return await reply
         finally:
-            self._replies.pop(key, None)
+            self._replies.forget(key)
             self._update_busy()
-
-    # --- what the engine says -------------------------------------------------------------------------------
 
     def on_message(self, message: EngineMessage) -> None:
         """Takes one message of the engine."""
@@ -255,11 +245,7 @@ class EngineClient:
                 self._end_stalled(stream)
 
     def _on_reply(self, message: FlushReply | StatsReply) -> None:
-        reply = self._replies.get(message.key)
-        if reply is not None and not reply.done():
-            reply.set_result(message)
-
-    # --- books ----------------------------------------------------------------------------------------------
+        self._replies.answer(message.key, message)
 
     def _time_tokens(self, stream: Stream, now: float, count: int) -> None:
         if stream.last_token_at is None:
@@ -302,9 +288,9 @@ class EngineClient:
     def _update_busy(self) -> None:
         (self._idle.clear if self._streams else self._idle.set)()
         if not (self._streams or self._replies):
-            self._busy_since = None
-        elif self._busy_since is None:
-            self._busy_since = time.monotonic()
+            self.busy_since = None
+        elif self.busy_since is None:
+            self.busy_since = time.monotonic()
 
     def __repr__(self) -> str:
         return f"EngineClient({self.state}, {len(self._streams)} live requests)"

@@ -117,15 +117,16 @@ async def _finished(generation: Generation) -> list[Answer]:
 async def _events(generation: Generation, is_batch: bool) -> AsyncGenerator[bytes, None]:
     """Each event has the whole text so far."""
     async for changes in generation:
-        chunk = b""
-        for answer, _ in changes:
-            body = answer_body(answer) if answer.error is None else native_error(answer.error)
-            chunk += event({**body, "index": answer.index} if is_batch else body)
-        yield chunk
+        yield b"".join(event(answer_body(answer, is_batch)) for answer, _ in changes)
 
 
-def answer_body(answer: Answer) -> dict[str, Any]:
-    """One choice as /generate shows it, finished or not."""
+def answer_body(answer: Answer, with_index: bool = False) -> dict[str, Any]:
+    """One choice as /generate shows it, finished or not; `with_index` where it is one of several in a stream."""
+    body = native_error(answer.error) if answer.error is not None else _choice_body(answer)
+    return {**body, "index": answer.index} if with_index else body
+
+
+def _choice_body(answer: Answer) -> dict[str, Any]:
     return {
         "text": answer.text,
         "output_ids": answer.token_ids,

@@ -8,7 +8,6 @@ import json
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ import uvloop
 
 from compute_loop.models.files import locate_model
 from srt.core.config import Config
-from srt.core.errors import TwinloopError
 from srt.server.arguments import parse_config, serve_parser
 from srt.server.engine_client import EngineClient
 from srt.server.engine_supervisor import EngineSupervisor
@@ -30,24 +28,20 @@ log = logging.getLogger(__name__)
 ABORT_SECONDS = 3.0
 """How long aborted requests may take to say their last word."""
 
-INTERRUPTED = 130
-
 
 def main(argv: Sequence[str]) -> int:
-    """Runs a server until it is told to end; the exit code."""
-    try:
-        config, _ = parse_config(serve_parser(), argv)
-        configure_logging(config.server.log_level)
-        with (
-            listen(config.server.host, config.server.port) as listening,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            runner.run(serve(config, listening))
-    except TwinloopError as error:
-        print(f"twinloop serve: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    """Runs a server until it is told to end; the exit code.
+
+    Raises:
+        TwinloopError: as `serve`, or an option or the address is not right.
+    """
+    config, _ = parse_config(serve_parser(), argv)
+    configure_logging(config.server.log_level)
+    with (
+        listen(config.server.host, config.server.port) as listening,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(serve(config, listening))
     return 0
 
 
@@ -134,7 +128,3 @@ def _say(text: str) -> None:
     """For the person at the terminal; logs go to stderr. Nobody there is no reason to end."""
     with contextlib.suppress(BrokenPipeError):
         print(text, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

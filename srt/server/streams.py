@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
-from srt.core.errors import ErrorInfo
+from srt.core.errors import ErrorInfo, TwinloopError
 from srt.core.messages import FinishReason
 
 
@@ -105,3 +106,35 @@ class StreamGroup:
         """Waits until something arrived for any of the streams."""
         await self.changed.wait()
         self.changed.clear()
+
+
+class Replies:
+    """Thread: event loop. Single answers of the engine that somebody waits for, by key."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def expect(self, key: int) -> asyncio.Future[Any]:
+        reply = self._waiting[key] = asyncio.get_running_loop().create_future()
+        return reply
+
+    def answer(self, key: int, reply: object) -> None:
+        """Nobody may be waiting any more."""
+        waiting = self._waiting.get(key)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+
+    def fail(self, error: TwinloopError) -> None:
+        """None of them will come."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    def forget(self, key: int) -> None:
+        self._waiting.pop(key, None)
+
+    def __repr__(self) -> str:
+        return f"Replies({len(self._waiting)} expected)"
