@@ -1,8 +1,8 @@
 """Which tokens top-k, top-p and min-p leave: a prefix of the tokens in descending order of score.
 
 Two ways to the same set. `shortlist` sorts the likeliest few, which is quick and mostly enough. `cut_to_prefix` sorts
-the scores of the whole vocabulary (not the ids: that is ten times cheaper on a CPU) to find the lowest one that is kept:
-for rows whose prefix is longer, and where asking whether it is would wait for the device. Which way a row goes
+the scores of the whole vocabulary (not the ids: that is ten times cheaper on a CPU) to find the lowest one that is
+kept: for rows whose prefix is longer, and where asking whether it is would wait for the device. Which way a row goes
 depends on that row alone, so its result does not depend on its batch.
 
 Scores are float32 ``[rows, vocab]``: log-probabilities up to a constant, the largest of each row 0. Masses are in units
@@ -65,7 +65,9 @@ def shortlist(scores: torch.Tensor, limits: PrefixLimits) -> Shortlist:
     num_kept = _count_kept(-best, mass, total, limits)
     kept = torch.arange(SHORTLIST, device=best.device) < num_kept
     last_kept = best.gather(1, num_kept - 1).squeeze(1)
-    decided = ((limits.top_k <= SHORTLIST) | unlimited) & (last_kept > best[:, -1])
+    # All tokens above -inf being listed, the total is known for any top-k.
+    total_known = (limits.top_k <= SHORTLIST) | unlimited | (best[:, -1] == -torch.inf)
+    decided = total_known & (last_kept > best[:, -1])
     return Shortlist(token_ids, best.masked_fill_(~kept, -torch.inf), decided)
 
 

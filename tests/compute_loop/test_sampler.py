@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from compute_loop.sampler import SlotSampling, argmax, sample
-from compute_loop.sampling_prefix import SHORTLIST
+from compute_loop.sampling_prefix import SHORTLIST, PrefixLimits, shortlist
 from srt.core.sampling_params import SamplingParams
 from tests.compute_loop.sampling_reference import choose, kept_tokens
 
@@ -265,3 +265,18 @@ def test_rows_that_are_all_masked_give_some_token() -> None:
     logits = torch.full((3, 600), -math.inf)
     params = [SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=5)]
     assert all(0 <= token < 600 for token in sample_with(logits, params))
+
+
+def test_what_the_shortlist_decides() -> None:
+    """Rows whose filters end within the shortlist, or that have few tokens above -inf, need no look at the others."""
+    scores = torch.arange(0, -2000, -1, dtype=torch.float32).repeat(6, 1) / 100
+    scores[4:, 10:] = -torch.inf
+    limits = PrefixLimits(
+        top_k=torch.tensor([SHORTLIST - 1, SHORTLIST, 2000, 2000, 500, 2000]),
+        top_p=torch.tensor([1.0, 1.0, 0.3, 0.99, 1.0, 0.9999]),
+        min_p=torch.zeros(6),
+    )
+    assert shortlist(scores, limits).decided.tolist() == [True, False, True, False, True, True]
+    assert shortlist(
+        scores[4:], PrefixLimits(torch.tensor([50, 50]), torch.ones(2), torch.zeros(2))
+    ).decided.all()
