@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from compute_loop.attention.base import AttentionBackend
-from compute_loop.layers.linear import LinearLayer
+from compute_loop.layers.linear import make_linear
 from compute_loop.layers.mlp import silu_mul
 from compute_loop.layers.norm import rms_norm
 from compute_loop.layers.rope import Rotation, rotate
@@ -40,7 +40,7 @@ class StepInputs:
         rotation: of each token's position.
         last_tokens: ``[sampled]``, token row of each row that is sampled.
         attention_plan: the attention backend's.
-        registers: name -> matrix.
+        registers: name -> matrix. An operation may put another matrix of the same shape in its place.
     """
 
     input_ids: torch.Tensor
@@ -121,11 +121,11 @@ def _bind_rms_norm(executor: ProgramExecutor, op: RMSNorm) -> BoundOp:
 
 def _bind_linear(executor: ProgramExecutor, op: Linear) -> BoundOp:
     bias = executor.take(op.bias) if op.bias is not None else None
-    layer, x, out = LinearLayer(executor.take(op.weight), bias), op.x.name, op.out.name
+    layer, x, out = make_linear(executor.take(op.weight), bias), op.x.name, op.out.name
     apply = layer.add if op.accumulate else layer.write
 
     def run(step: StepInputs) -> None:
-        apply(step.registers[x], step.registers[out])
+        step.registers[out] = apply(step.registers[x], step.registers[out])
 
     return run
 
@@ -192,10 +192,10 @@ def _bind_select(executor: ProgramExecutor, op: Select) -> BoundOp:
 
 
 def _bind_head(executor: ProgramExecutor, op: Head) -> BoundOp:
-    layer, x, logits = LinearLayer(executor.take(op.weight)), op.x.name, op.logits.name
+    layer, x, logits = make_linear(executor.take(op.weight)), op.x.name, op.logits.name
 
     def run(step: StepInputs) -> None:
-        layer.write(step.registers[x], step.registers[logits])
+        step.registers[logits] = layer.write(step.registers[x], step.registers[logits])
 
     return run
 

@@ -35,7 +35,7 @@ class Workspace:
             rows = {"token": num_tokens, "sampled": num_sampled}
             self._views = {r.name: self._buffer(r, rows[r.rows])[: rows[r.rows]] for r in self._registers}
             self._sizes = num_tokens, num_sampled
-        return self._views
+        return dict(self._views)
 
     def _buffer(self, register: Register, rows: int) -> torch.Tensor:
         buffer = self._buffers.get(register)

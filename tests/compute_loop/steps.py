@@ -49,7 +49,7 @@ class Life:
 
 
 class StepDriver:
-    """Launches steps on a runner and keeps what the loops would keep. Pages go out in a random order that `seed` gives."""
+    """Launches steps on a runner and keeps what the loops would keep. Pages go out in an order that `seed` gives."""
 
     def __init__(self, loaded: LoadedModel, seed: int = 0) -> None:
         self.loaded = loaded
@@ -64,7 +64,7 @@ class StepDriver:
     def begin(
         self, slot: int, prompt: Sequence[int], cached_from: int | None = None, cached: int = 0
     ) -> None:
-        """A new life of `slot`; its first `cached` tokens (whole pages) are read from the pages of slot `cached_from`."""
+        """A new life of `slot`; its first `cached` tokens (whole pages) lie in pages of slot `cached_from`."""
         sequence = Life(list(prompt), len(prompt), cached)
         self.sequences[slot] = sequence
         if cached_from is not None:

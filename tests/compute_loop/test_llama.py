@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ LLAMA3_ROPE: dict[str, object] = {
     "original_max_position_embeddings": 64,
 }
 
-MODELS: dict[str, tuple[str, dict[str, object]]] = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama-tied-mha": ("LlamaForCausalLM", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     "llama-biased": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
