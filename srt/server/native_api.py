@@ -129,7 +129,7 @@ def answer_body(answer: Answer, with_index: bool = False) -> dict[str, Any]:
 def _choice_body(answer: Answer) -> dict[str, Any]:
     return {
         "text": answer.text,
-        "output_ids": answer.token_ids,
+        "output_ids": list(answer.token_ids),
         "meta_info": {
             "id": answer.prompt.rid,
             "finish_reason": finish_body(answer.finish, answer.completion_tokens),

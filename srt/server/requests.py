@@ -111,18 +111,18 @@ class PromptBuilder:
             InvalidRequest: names the field, the value and the limits.
         """
         limits = self.limits
-        room = self._room(len(token_ids), prompt_field)
+        in_context = _room(limits.context_length, "the context length is", len(token_ids), prompt_field)
+        in_pool = _room(limits.max_total_tokens, "the KV pool holds", len(token_ids), prompt_field)
         if max_new_tokens is None:
-            pool = limits.max_total_tokens - len(token_ids)
-            max_new_tokens = max(0, min(room, pool, default_max_new_tokens or room))
+            max_new_tokens = min(in_context, in_pool, default_max_new_tokens or in_context)
         elif max_new_tokens < 0:
             raise InvalidRequest(f"{max_field} is {max_new_tokens}, it must be 0 or more", field=max_field)
-        max_new_tokens = min(max_new_tokens, room)
-        if len(token_ids) + max_new_tokens > limits.max_total_tokens:
+        max_new_tokens = min(max_new_tokens, in_context)
+        if max_new_tokens > in_pool:
             raise InvalidRequest(
                 f"{prompt_field} has {len(token_ids)} tokens and {max_field} is {max_new_tokens}: together "
                 f"{len(token_ids) + max_new_tokens}, the KV pool holds {limits.max_total_tokens}",
-                field=max_field if len(token_ids) < limits.max_total_tokens else prompt_field,
+                field=max_field,
             )
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         choices = [
@@ -132,16 +132,16 @@ class PromptBuilder:
         choices[0].params.validate(limits.vocab_size)
         return choices
 
-    def _room(self, num_tokens: int, prompt_field: str) -> int:
-        """How many tokens the model can still write behind a prompt."""
-        limit = self.limits.context_length
-        if num_tokens >= limit:
-            raise InvalidRequest(
-                f"{prompt_field} has {num_tokens} tokens, the context length is {limit}: at least one must be left "
-                f"for the answer; shorten it",
-                field=prompt_field,
-            )
-        return limit - num_tokens
+
+def _room(limit: int, what_limits: str, num_tokens: int, prompt_field: str) -> int:
+    """How many tokens may follow a prompt: at least one."""
+    if num_tokens >= limit:
+        raise InvalidRequest(
+            f"{prompt_field} has {num_tokens} tokens, {what_limits} {limit}: at least one must be left for the answer; "
+            f"shorten it",
+            field=prompt_field,
+        )
+    return limit - num_tokens
 
 
 def new_rid() -> str:
