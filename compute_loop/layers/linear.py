@@ -67,7 +67,7 @@ class PackedLinear:
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
     """The fastest layer for this weight's device and number format."""
-    packs = (
-        weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    )
-    return PackedLinear(weight, bias) if packs else DenseLinear(weight, bias)
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if has_onednn and weight.device.type == "cpu" and weight.dtype == torch.float32:
+        return PackedLinear(weight, bias)
+    return DenseLinear(weight, bias)
