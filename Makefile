@@ -16,7 +16,7 @@ NEW_ENOUGH := $(if $(PYTHON),$(shell "$(PYTHON)" -c 'import sys; print("yes" if 
 NO_PYTHON = $(if $(PYTHON),$(PYTHON) is no Python 3.11 or newer,no Python 3.11 or newer found): install one and name it, make $@ PYTHON=/path/to/python3
 RUN = $(if $(filter yes,$(NEW_ENOUGH)),"$(PYTHON)",$(error $(NO_PYTHON)))
 SETUP = $(RUN) .ci/setup_venv.py $(ANY_PYTHON)
-FAST := -m "not e2e and not long"
+FAST := -m "not e2e and not slow and not long"
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'

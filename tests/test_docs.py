@@ -14,7 +14,8 @@ from srt.cli import COMMANDS
 from srt.core.config import Config, flag
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "DECISIONS.md")
+REQUIRED = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "DECISIONS.md"}
+DOCUMENTS = sorted(REQUIRED | {path.name for path in ROOT.glob("*.md")})
 TWINLOOP = Path(sys.executable).with_name("twinloop")
 
 FILE_NAME = re.compile(r"`([\w.-]+(?:/[\w.-]+)*/?)`")
@@ -23,7 +24,8 @@ ENDINGS = (".py", ".md", ".toml", ".txt", ".cpp", ".cu")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 FENCED = re.compile(r"^```(?:bash|sh|console|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
-COMMAND = re.compile(r"\btwinloop ([a-z]+)")
+COMMAND = re.compile(r"\btwinloop ([a-z]+)(?: ([a-z]+))?")
+"""A command and the word after it, which names a bench where the command is ``bench``."""
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
 
 
@@ -32,7 +34,13 @@ def text_of(document: str) -> str:
 
 
 def tracked_files() -> set[str]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     return set(listed.splitlines())
 
 
@@ -54,8 +62,8 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def help_of(command: str) -> str:
-    ran = subprocess.run([TWINLOOP, command, "--help"], capture_output=True, text=True, check=False)
+def help_of(*words: str) -> str:
+    ran = subprocess.run([TWINLOOP, *words, "--help"], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -78,15 +86,15 @@ def test_commands_that_a_document_names_exist(document: str) -> None:
     assert {
         target for name in re.findall(r"`make [^`]*`", text) for target in MAKE.findall(name)
     } <= make_targets()
-    assert set(COMMAND.findall("\n".join(shell_lines(text)))) <= set(COMMANDS)
+    assert {command for command, _ in COMMAND.findall("\n".join(shell_lines(text)))} <= set(COMMANDS)
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_options_in_the_commands_of_a_document_exist(document: str) -> None:
     for line in shell_lines(text_of(document)):
-        for command in COMMAND.findall(line):
-            words = help_of(command).split()
+        for command, word in COMMAND.findall(line):
+            words = help_of(*([command, word] if command == "bench" and word else [command])).split()
             known = {word.strip(",[]()").partition("=")[0] for word in words}
             assert set(OPTION.findall(line)) <= known, line
 

@@ -45,6 +45,7 @@ OPTIONAL_KERNELS = frozenset({"triton", "flashinfer"})
 BACKENDS = ("compute_loop.attention", "compute_loop.kernels", "compute_loop.runner")
 LAZY_TABLES = {
     "srt.cli": "a command is imported when it runs",
+    "bench.command": "a bench is imported when it runs",
     "srt.server.engine": "the engine in this process, which loads torch, or the supervisor of another, which does not",
 }
 """The modules that import by name, and why: each from a table of its own."""
