@@ -66,6 +66,7 @@ class Engine:
         self._thread = LoopThread("engine-client", self._loop, _on_failure)
         self._thread.start()
         self._open = True
+        self._running: asyncio.Task[None] | None = None
         try:
             self._frontend, self._host, self._running = self._wait(self._start(in_process))
         except BaseException:
@@ -151,7 +152,7 @@ class Engine:
         if not self._open:
             return
         atexit.unregister(self.shutdown)
-        self._wait(self._stop())
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop.loop).result()
         self._end_loop()
 
     def __enter__(self) -> Engine:
@@ -185,6 +186,7 @@ class Engine:
         self._frontend.client.drain()
         await self._host.stop()
         # Why an engine ended was told to its requests; here it only has to be over.
+        assert self._running is not None
         await asyncio.gather(self._running, return_exceptions=True)
 
     async def _generate(self, body: GenerateBody) -> Answer | list[Answer]:
@@ -211,6 +213,9 @@ class Engine:
         if not self._open:
             work.close()
             raise EngineFailure("this Engine was shut down; make a new one")
+        if self._running is not None and self._running.done():
+            work.close()
+            raise EngineFailure(f"the engine ended: {self._running.exception()}; make a new Engine")
         return asyncio.run_coroutine_threadsafe(work, self._loop.loop)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -274,4 +279,15 @@ def _body(
         "rid": rid,
         "extra_key": extra_key,
     }
-    return validate_body({name: value for name, value in fields.items() if value is not None}, GenerateBody)
+    return validate_body({name: _plain(value) for name, value in fields.items()}, GenerateBody)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON would have made of it: arrays, tuples and read-only mappings become lists and dicts."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value

@@ -44,7 +44,6 @@ class EngineClient:
 
     Attributes:
         ready: what the last engine announced.
-        busy_since: since when the engine owes something, without a break (monotonic clock); None: nothing.
     """
 
     def __init__(self, metrics: ServerMetrics, max_unsent_tokens: int) -> None:
@@ -59,7 +58,6 @@ class EngineClient:
         self._replies = Replies()
         self._idle = asyncio.Event()
         self._idle.set()
-        self.busy_since: float | None = None
         self._connected = asyncio.Event()
         self._handlers: dict[type[EngineMessage], Callable[[Any], None]] = {
             Accepted: self._on_accepted,
@@ -77,6 +75,11 @@ class EngineClient:
         if self._link is not None:
             return "ready"
         return "starting" if self._death is None else "dead"
+
+    @property
+    def is_owed(self) -> bool:
+        """The engine has been asked for something that has not come."""
+        return bool(self._streams or self._replies)
 
     @property
     def num_live(self) -> int:
@@ -100,7 +103,6 @@ class EngineClient:
             else:
                 self._refuse(stream, error.info())
         self._replies.fail(error)
-        self._update_busy()
 
     async def wait_ready(self) -> EngineReady:
         """Waits until an engine can serve for the first time; what it announced."""
@@ -151,7 +153,7 @@ class EngineClient:
             self._streams[stream.key] = stream
             self._by_rid.setdefault(rid, set()).add(stream)
             self._link.send(TokenizedReq(stream.key, rid, token_ids, params, namespace))
-        self._update_busy()
+        self._update_idle()
         return group
 
     def release(self, group: StreamGroup) -> None:
@@ -203,12 +205,10 @@ class EngineClient:
         key = next(self._keys)
         reply = self._replies.expect(key)
         self._link.send(kind(key))
-        self._update_busy()
         try:
             return await reply
         finally:
             self._replies.forget(key)
-            self._update_busy()
 
     def on_message(self, message: EngineMessage) -> None:
         """Takes one message of the engine."""
@@ -279,18 +279,14 @@ class EngineClient:
             del self._by_rid[stream.rid]
         if kind is not None:
             self._metrics.finished(kind, time.monotonic() - stream.submitted_at)
-        self._update_busy()
+        self._update_idle()
 
     def _send(self, message: ClientMessage) -> None:
         if self._link is not None:
             self._link.send(message)
 
-    def _update_busy(self) -> None:
+    def _update_idle(self) -> None:
         (self._idle.clear if self._streams else self._idle.set)()
-        if not (self._streams or self._replies):
-            self.busy_since = None
-        elif self.busy_since is None:
-            self.busy_since = time.monotonic()
 
     def __repr__(self) -> str:
         return f"EngineClient({self.state}, {len(self._streams)} live requests)"

@@ -28,6 +28,8 @@ STOP_SECONDS = 5.0
 
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 10.0
+MIN_TICK_SECONDS = 0.05
+
 HEALTHY_SECONDS = 600.0
 """An engine that served this long was healthy: the count of restarts starts anew."""
 
@@ -97,7 +99,7 @@ class EngineSupervisor:
         self._client = client
         self._process: EngineProcess | None = None
         self._ready: asyncio.Future[EngineReady] | None = None
-        self._last_sign = 0.0
+        self._num_signs = 0
         self._restarts = 0
         self._stopping = asyncio.Event()
 
@@ -175,7 +177,7 @@ class EngineSupervisor:
         return error, None if served_at is None else time.monotonic() - served_at
 
     def _on_message(self, message: EngineMessage) -> None:
-        self._last_sign = time.monotonic()
+        self._num_signs += 1
         if isinstance(message, EngineReady):
             assert self._ready is not None
             self._ready.set_result(message)
@@ -190,13 +192,18 @@ class EngineSupervisor:
         return self._config.schedule.watchdog_timeout
 
     async def _watch(self, process: EngineProcess) -> None:
-        """Kills an engine that owes something and gives no sign of life."""
+        """Kills an engine that owes something and gives no sign of life.
+
+        Silence is counted in ticks: if this process was stopped for an hour, the engine was not silent for one.
+        """
+        tick = max(MIN_TICK_SECONDS, min(1.0, self._timeout / 4))
+        silence, heard = 0.0, self._num_signs
         while True:
-            await asyncio.sleep(min(1.0, self._timeout / 4))
-            busy_since = self._client.busy_since
-            if busy_since is None:
+            await asyncio.sleep(tick)
+            if self._num_signs != heard or not self._client.is_owed:
+                silence, heard = 0.0, self._num_signs
                 continue
-            silence = time.monotonic() - max(self._last_sign, busy_since)
+            silence += tick
             if silence > self._timeout:
                 self._kill(f"the engine has work and gave no sign of life for {silence:.0f} s")
 

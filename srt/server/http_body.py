@@ -94,6 +94,6 @@ def _field_path(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.islower() and "[" not in part and part not in {"str", "int", "float", "bool"}:
+        elif part.isidentifier() and part.islower() and part not in {"str", "int", "float", "bool"}:
             path += f".{part}" if path else part
     return path

@@ -20,6 +20,8 @@ MAX_PROMPTS = 4096
 Neutral = Mapping[str, tuple[object, ...]]
 """Fields that clients send though they mean nothing by it -> the values that mean nothing. null always does."""
 
+Rid = Annotated[str, Field(min_length=1, max_length=256)]
+
 NOTHING: tuple[object, ...] = ()
 
 
@@ -140,7 +142,7 @@ class GenerateBody(Body):
     input_ids: list[int] | Annotated[list[list[int]], Field(max_length=MAX_PROMPTS)] | None = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     stream: bool | None = None
-    rid: str | list[str] | None = None
+    rid: Rid | list[Rid] | None = None
     extra_key: str | None = None
 
 
@@ -201,7 +203,7 @@ class OpenAiBody(SamplingFields):
     max_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    rid: str | None = None
+    rid: Rid | None = None
     extra_key: str | None = None
     user: str | None = None
 

@@ -26,9 +26,9 @@ def assert_port_is_free(port: int) -> None:
 
 
 def test_b76_sigterm_drains_running_streams_and_refuses_new_requests(start: Start) -> None:
-    server = start("--max-total-tokens", "2048").wait_ready()
+    server = start("--max-total-tokens", "2048", "--log-requests").wait_ready()
     engine = server.engine_pid
-    with server.stream("/generate", body_of("Once upon a time", max_new_tokens=60)) as events:
+    with server.stream("/generate", {**body_of("Once upon a time", max_new_tokens=60), "rid": "r1"}) as events:
         next(events)
         server.signal(signal.SIGTERM)
         while server.http.get("/health").json()["status"] != "draining":
@@ -40,6 +40,9 @@ def test_b76_sigterm_drains_running_streams_and_refuses_new_requests(start: Star
     assert rest[-1] == "[DONE]"
     assert rest[-2]["meta_info"]["completion_tokens"] == 60
     assert server.wait() == 0
+    (line,) = [line for line in server.log.splitlines() if "rid=r1" in line]
+    assert "completion_tokens=60" in line
+    assert line.endswith("finish=length")
     wait_for_end(engine)
     assert_port_is_free(server.port)
 

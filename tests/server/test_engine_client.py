@@ -77,6 +77,10 @@ def state(client: EngineClient) -> str:
     return client.state
 
 
+def owed(client: EngineClient) -> bool:
+    return client.is_owed
+
+
 def run(scenario: Callable[[Desk], Awaitable[None]], max_unsent_tokens: int = 1000) -> None:
     async def main() -> None:
         await scenario(Desk(max_unsent_tokens))
@@ -274,13 +278,13 @@ def test_flush_and_stats_are_answered_by_key() -> None:
         ask_flush, ask_stats = desk.link.sent
         assert isinstance(ask_flush, FlushReq)
         assert isinstance(ask_stats, StatsReq)
-        busy_since = desk.client.busy_since
-        assert busy_since is not None
+        assert desk.client.num_live == 0
+        assert owed(desk.client)
         desk.client.on_message(StatsReply(ask_stats.key, EngineStats(num_running_reqs=4)))
         assert (await stats).num_running_reqs == 4
         desk.client.on_message(FlushReply(ask_flush.key, 96))
         assert await flush == 96
-        assert desk.client.busy_since is None
+        assert not owed(desk.client)
         refused = asyncio.create_task(desk.client.flush())
         await asyncio.sleep(0)
         desk.client.on_message(

@@ -208,6 +208,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
     ({"text": "a", "return_logprob": True}, "return_logprob", "not support"),
     ({"text": "a", "lora_path": "x"}, "lora_path", "not support"),
     ({"prompt": "a"}, "prompt", "unknown"),
+    ({"text": "a", "rid": ""}, "rid", "at least 1"),
 ]
 
 
