@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from compute_loop.forward_batch import ForwardBatch
 from compute_loop.loop import ComputeLoop
+from compute_loop.runner.base import Runner
 from compute_loop.runner.hash_model import HashRunner, generate
 from control_loop.intake import Limits
 from control_loop.loop import ControlLoop, LoopLinks
@@ -22,6 +24,7 @@ from srt.core.messages import (
     EngineStats,
     FinishReason,
     FlushReply,
+    FlushReq,
     Refused,
     TokenizedReq,
     TokenOutput,
@@ -53,6 +56,7 @@ class Rig:
     """Control and compute with no thread: a test calls `control.step()` and `compute.step()` in the order it chooses.
 
     Small by default, so that chunks, evictions and retractions happen: a vocabulary of 23 tokens, of which 0 ends.
+    `runner` replaces the hash model; then the oracle is another run.
     """
 
     def __init__(
@@ -69,6 +73,8 @@ class Rig:
         max_queued: int = 1000,
         asynchronous: bool = True,
         fault: Callable[[ForwardBatch], None] | None = None,
+        runner: Runner[Any] | None = None,
+        eos: int = EOS,
     ) -> None:
         self.config = Config.from_flat(
             page_size=page_size,
@@ -83,10 +89,10 @@ class Rig:
         self.links = LoopLinks.create()
         self.port = LocalPort(self.links.doorbell)
         self.runner = HashRunner(max_running, num_pages, page_size, context, vocab, asynchronous, fault)
-        limits = Limits(vocab, context, num_pages * page_size, frozenset({EOS}))
+        limits = Limits(vocab, context, num_pages * page_size, frozenset({eos}))
         self.control = ControlLoop(self.config, limits, num_pages, self.port, self.links)
         self.compute = ComputeLoop(
-            self.runner, max_running, self.links.commands, self.links.results, self.links.doorbell
+            runner or self.runner, max_running, self.links.commands, self.links.results, self.links.doorbell
         )
         self.answers: dict[int, Answer] = {}
         self.others: list[EngineMessage] = []
@@ -147,18 +153,21 @@ class Rig:
     def read(self) -> None:
         """Takes in what the engine has sent, and checks that each request is told a consistent story."""
         for message in self.port.poll():
-            if isinstance(message, Accepted):
-                answer = self.answers[message.key]
-                assert not answer.accepted, "accepted twice"
-                answer.accepted = True
-            elif isinstance(message, Refused):
-                answer = self.answers[message.key]
-                assert not answer.accepted and answer.refused is None
-                answer.refused = message
-            elif isinstance(message, TokenOutput):
-                self._read_output(message)
-            else:
-                self.others.append(message)
+            self.read_message(message)
+
+    def read_message(self, message: EngineMessage) -> None:
+        if isinstance(message, Accepted):
+            answer = self.answers[message.key]
+            assert not answer.accepted, "accepted twice"
+            answer.accepted = True
+        elif isinstance(message, Refused):
+            answer = self.answers[message.key]
+            assert not answer.accepted and answer.refused is None
+            answer.refused = message
+        elif isinstance(message, TokenOutput):
+            self._read_output(message)
+        else:
+            self.others.append(message)
 
     def _read_output(self, output: TokenOutput) -> None:
         assert len(output.keys) == len(output.offsets) - 1 == len(output.cached_tokens)
@@ -213,8 +222,6 @@ class Rig:
 
     def flush(self) -> FlushReply:
         """Flushes and returns the reply."""
-        from srt.core.messages import FlushReq
-
         self.others.clear()
         self.send(FlushReq(999_999))
         self.run()

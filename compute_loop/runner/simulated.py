@@ -78,10 +78,15 @@ class SimulatedRunner:
     one_call = True
 
     def __init__(
-        self, model: DeviceModel, num_slots: int, clock: Callable[[], float] = time.perf_counter
+        self,
+        model: DeviceModel,
+        num_slots: int,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._model = model
         self._clock = clock
+        self._sleep = sleep
         self._free_at: float | None = None
         self._seeds = np.zeros(num_slots + 1, np.uint64)
 
@@ -105,7 +110,7 @@ class SimulatedRunner:
 
     def wait(self, handle: SimulatedStep) -> StepTokens:
         while (left := handle.done_at - self._clock()) > 0:
-            time.sleep(left - SPIN_SECONDS if left > 2 * SPIN_SECONDS else SHORT_SLEEP_SECONDS)
+            self._sleep(left - SPIN_SECONDS if left > 2 * SPIN_SECONDS else SHORT_SLEEP_SECONDS)
         token_ids = (
             handle.token_ids
             if handle.batch.sampled.any()
@@ -126,7 +131,7 @@ class SimulatedRunner:
             until = self._clock() + model.launch_seconds / model.launch_gil_takes
             while self._clock() < until:
                 pass
-            time.sleep(0)
+            self._sleep(0)
 
     def _tokens(self, batch: ForwardBatch) -> Int32Array:
         positions = (batch.starts + batch.num_new_tokens).astype(np.uint64)
