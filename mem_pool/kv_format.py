@@ -8,19 +8,31 @@ from typing import Protocol
 import torch
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerViews:
+    """One layer's memory as `KVLayout.store` and `KVLayout.gather` address it: views, made once."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    rows: torch.Tensor
+
+
 class KVLayout(Protocol):
     """Order of the dimensions of one layer's keys and values. A *position* is ``page * page_size + offset``."""
 
     def shape(self, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of one layer's tensor."""
 
-    def store(self, layer: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def views(self, layer: torch.Tensor) -> LayerViews:
+        """The views of a layer's tensor that the other methods take."""
+
+    def store(self, views: LayerViews, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Writes k and v ``[tokens, num_kv_heads, head_dim]`` to int64 `positions` ``[tokens]``."""
 
     def page_rows(self, layer: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         """What `gather` needs to know of int64 `pages` ``[n]``: made once a step, the same for all layers."""
 
-    def gather(self, layer: torch.Tensor, page_rows: torch.Tensor) -> torch.Tensor:
+    def gather(self, views: LayerViews, page_rows: torch.Tensor) -> torch.Tensor:
         """A contiguous copy ``[2, num_kv_heads, n * page_size, head_dim]`` of pages: keys, then values."""
 
 
@@ -36,19 +48,21 @@ class HeadMajor:
     def shape(self, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return 2, num_kv_heads, num_pages, page_size, head_dim
 
-    def store(self, layer: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        flat = layer.flatten(2, 3)
-        flat[0].index_copy_(1, positions, k.transpose(0, 1))
-        flat[1].index_copy_(1, positions, v.transpose(0, 1))
+    def views(self, layer: torch.Tensor) -> LayerViews:
+        keys, values = layer.flatten(2, 3).unbind(0)
+        return LayerViews(keys, values, layer.flatten(0, 2).flatten(1))
+
+    def store(self, views: LayerViews, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        views.keys.index_copy_(1, positions, k.transpose(0, 1))
+        views.values.index_copy_(1, positions, v.transpose(0, 1))
 
     def page_rows(self, layer: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         heads = torch.arange(layer.shape[0] * layer.shape[1], device=pages.device)
         return (heads.unsqueeze(1) * layer.shape[2] + pages).flatten()
 
-    def gather(self, layer: torch.Tensor, page_rows: torch.Tensor) -> torch.Tensor:
-        sides, heads, pages, page_size, head_dim = layer.shape
-        rows = layer.view(sides * heads * pages, page_size * head_dim)
-        return rows.index_select(0, page_rows).view(sides, heads, -1, head_dim)
+    def gather(self, views: LayerViews, page_rows: torch.Tensor) -> torch.Tensor:
+        heads, _, head_dim = views.keys.shape
+        return views.rows.index_select(0, page_rows).view(2, heads, -1, head_dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class KVPool:
         self.format = kv_format
         shape = kv_format.layout.shape(num_pages + 1, page_size, num_kv_heads, head_dim)
         self.layers = tuple(zeros(shape, kv_format.dtype, device) for _ in range(num_layers))
+        self._views = tuple(kv_format.layout.views(layer) for layer in self.layers)
 
     @property
     def num_bytes(self) -> int:
@@ -39,7 +40,7 @@ class KVPool:
 
     def store(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Writes k and v ``[tokens, num_kv_heads, head_dim]`` to int64 `positions` (``page * page_size + offset``)."""
-        self.format.layout.store(self.layers[layer], positions, k, v)
+        self.format.layout.store(self._views[layer], positions, k, v)
 
     def page_rows(self, pages: torch.Tensor) -> torch.Tensor:
         """What `gather` needs of int64 `pages`; the same for all layers."""
@@ -47,7 +48,7 @@ class KVPool:
 
     def gather(self, layer: int, page_rows: torch.Tensor) -> torch.Tensor:
         """A copy ``[2, num_kv_heads, tokens, head_dim]`` of the pages behind `page_rows`: keys, then values."""
-        return self.format.layout.gather(self.layers[layer], page_rows)
+        return self.format.layout.gather(self._views[layer], page_rows)
 
     def __repr__(self) -> str:
         size = f"{self.num_pages} pages of {self.page_size} tokens"

@@ -175,11 +175,12 @@ class TorchAttention:
         kv = self._pool.gather(layer, part.page_rows)
         if part.blanks is not None:
             kv.index_fill_(2, part.blanks, 0)
-        kv = kv.view(2, heads.num_kv_heads, part.num_rows, -1, heads.head_dim)[:, :, :, : part.num_keys]
+        kv = kv.view(2, heads.num_kv_heads, part.num_rows, -1, heads.head_dim)
+        keys, values = kv.narrow(3, 0, part.num_keys).unbind(0)
         # The heads of a group are the "queries" of one attention: they read the same keys, and see all of them.
         shape = part.num_rows, heads.num_kv_heads, -1, heads.head_dim
         queries = q[part.queries].view(shape).transpose(0, 1)
-        attended = scaled_dot_product_attention(queries, kv[0], kv[1], part.mask, scale=self._scale)
+        attended = scaled_dot_product_attention(queries, keys, values, part.mask, scale=self._scale)
         out[part.queries] = attended.transpose(0, 1).reshape(part.num_rows, -1)
 
 

@@ -31,10 +31,11 @@ def rotation_of(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch
 def rotate(x: torch.Tensor, rotation: Rotation, out: torch.Tensor) -> None:
     """Rotates heads ``[tokens, heads, head_dim]``; pair i is (x[i], x[i + head_dim / 2]). `out` must not be `x`."""
     cos, sin = rotation
-    half = x.shape[-1] // 2
+    first, second = x.chunk(2, dim=-1)
+    out_first, out_second = out.chunk(2, dim=-1)
     torch.mul(x, cos, out=out)
-    out[..., :half].addcmul_(x[..., half:], sin, value=-1)
-    out[..., half:].addcmul_(x[..., :half], sin)
+    out_first.addcmul_(second, sin, value=-1)
+    out_second.addcmul_(first, sin)
 
 
 def _unscaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from compute_loop.attention.base import AttentionBackend
 from compute_loop.layers.linear import make_linear
 from compute_loop.layers.mlp import silu_mul
-from compute_loop.layers.norm import rms_norm
+from compute_loop.layers.norm import RMSNormLayer
 from compute_loop.layers.rope import Rotation, rotate
 from compute_loop.models.program import (
     Attention,
@@ -111,10 +111,10 @@ def _bind_embed(executor: ProgramExecutor, op: Embed) -> BoundOp:
 
 
 def _bind_rms_norm(executor: ProgramExecutor, op: RMSNorm) -> BoundOp:
-    weight, x, out, eps = executor.take(op.weight), op.x.name, op.out.name, op.eps
+    layer, x, out = RMSNormLayer(executor.take(op.weight), op.eps), op.x.name, op.out.name
 
     def run(step: StepInputs) -> None:
-        rms_norm(step.registers[x], weight, eps, step.registers[out])
+        layer.write(step.registers[x], step.registers[out])
 
     return run
 
@@ -131,15 +131,16 @@ def _bind_linear(executor: ProgramExecutor, op: Linear) -> BoundOp:
 
 
 def _bind_qk_norm(executor: ProgramExecutor, op: QKNorm) -> BoundOp:
-    heads, qkv, eps = executor.program.heads, op.qkv.name, op.eps
+    heads, qkv = executor.program.heads, op.qkv.name
     q_weight, k_weight = executor.take(op.q_weight), executor.take(op.k_weight)
     num_heads = heads.num_heads + 2 * heads.num_kv_heads
-    # One norm over the heads of q and k together: each head's weights stand beside it.
+    # One norm over the heads of q and k together: each head has its own row of weights.
     weight = torch.cat((q_weight.expand(heads.num_heads, -1), k_weight.expand(heads.num_kv_heads, -1)))
+    layer = RMSNormLayer(weight, op.eps)
 
     def run(step: StepInputs) -> None:
         qk = step.registers[qkv].view(-1, num_heads, heads.head_dim)[:, : len(weight)]
-        rms_norm(qk, weight, eps, qk)
+        layer.write(qk, qk)
 
     return run
 

