@@ -10,6 +10,9 @@ from srt.core.errors import InvalidRequest
 GREEDY_BELOW = 1e-6
 """Temperatures below this mean greedy decoding: dividing logits by them would overflow to inf and NaN."""
 
+MAX_TEMPERATURE = 1000.0
+"""Above this every token is as likely as any other; float32 logits must survive the division."""
+
 MAX_STOP_STRINGS = 32
 MAX_SEED = 2**63 - 1
 
@@ -20,7 +23,7 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: how many tokens may be generated, >= 0.
-        temperature: >= 0; below `GREEDY_BELOW` the most likely token is taken.
+        temperature: in [0, MAX_TEMPERATURE]; below `GREEDY_BELOW` the most likely token is taken.
         top_k: keep the k most likely tokens; -1 keeps all. (0 is accepted from clients as "all".)
         top_p: keep the smallest set of most likely tokens whose mass reaches this, in (0, 1].
         min_p: drop tokens less likely than this share of the most likely one, in [0, 1].
@@ -54,7 +57,7 @@ class SamplingParams:
         Raises:
             InvalidRequest: names the field, the value and the limits.
         """
-        _check_range("temperature", self.temperature, 0.0, math.inf)
+        _check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("max_new_tokens", self.max_new_tokens, 0, 2**31 - 1)
@@ -83,5 +86,4 @@ def _check_range(name: str, value: float, low: float, high: float, *, open_low: 
     if above and value <= high and math.isfinite(value):
         return
     bracket = "(" if open_low else "["
-    limit = "infinity)" if math.isinf(high) else f"{high}]"
-    raise InvalidRequest(f"{name} is {value}, it must lie in {bracket}{low}, {limit}", field=name)
+    raise InvalidRequest(f"{name} is {value}, it must lie in {bracket}{low}, {high}]", field=name)

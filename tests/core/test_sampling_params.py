@@ -16,6 +16,7 @@ from srt.core.sampling_params import SamplingParams
         (SamplingParams(temperature=math.nan), "temperature"),
         (SamplingParams(temperature=math.inf), "temperature"),
         (SamplingParams(temperature=-0.1), "temperature"),
+        (SamplingParams(temperature=1e308), "temperature"),
         (SamplingParams(top_p=0.0), "top_p"),
         (SamplingParams(top_p=1.5), "top_p"),
         (SamplingParams(min_p=math.nan), "min_p"),
