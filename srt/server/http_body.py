@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 import orjson
 from fastapi import Request
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
-from srt.core.errors import InvalidRequest
+from srt.core.errors import Aborted, InvalidRequest
 from srt.server.protocol import Body, shown
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -21,13 +22,18 @@ async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
 
     Raises:
         InvalidRequest: not JSON, not a body of this kind, or over `MAX_BODY_BYTES`; names the field.
+        Aborted: the client went away in the middle of the body.
     """
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise InvalidRequest(
             f"content-type is {content_type!r}, it must be application/json", field="content-type"
         )
-    return parse_body(await _read_bytes(request), kind)
+    try:
+        data = await _read_bytes(request)
+    except ClientDisconnect:
+        raise Aborted("the client went away while it sent the body") from None
+    return parse_body(data, kind)
 
 
 def parse_body(data: bytes, kind: type[BodyT]) -> BodyT:
