@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from srt.core.errors import EngineFailure, InvalidRequest
 from srt.server.engine import Engine
-from tests.e2e.server_process import ServerProcess, body_of
+from tests.e2e.server_process import TWINLOOP, ServerProcess, body_of
 
 PROMPTS = ["The capital of France is", "def fibonacci(n):\n", "Die Katze sitzt auf dem", "1, 2, 3, 4,"]
 NEW = 16
@@ -159,3 +160,32 @@ def test_seeds_repeat_and_b45_choices_differ(server: ServerProcess) -> None:
     )
     assert first == again
     assert len({tuple(ids) for ids in first}) > 1
+
+
+@pytest.mark.slow
+def test_generate_on_the_command_line_writes_the_answer(server: ServerProcess) -> None:
+    options = (
+        "--dtype",
+        "float32",
+        "--compute-threads",
+        "1",
+        "--max-total-tokens",
+        "1024",
+        "--max-new-tokens",
+        "8",
+    )
+
+    def generate(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        command = [str(TWINLOOP), "generate", *words, *options]
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+    expected = server.http.post(
+        "/generate", json={"text": PROMPTS[0], "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
+    ).json()["text"]
+    assert generate("-", text=PROMPTS[0]).stdout == expected + "\n"
+    chat = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "max_tokens": 8}
+    message = server.http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]
+    assert generate("--chat", "Say hello.").stdout == message["content"] + "\n"
+    refused = generate("x", "--temperature", "-1")
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1].startswith("twinloop: temperature is -1.0")

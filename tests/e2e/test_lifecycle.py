@@ -15,6 +15,8 @@ import pytest
 from compute_loop.models.files import DEFAULT_MODEL, locate_model
 from tests.e2e.server_process import ServerProcess, body_of, children, wait_for_end
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., ServerProcess]
 
 LONG = body_of("Once upon a time", max_new_tokens=2000)
@@ -28,7 +30,9 @@ def assert_port_is_free(port: int) -> None:
 def test_b76_sigterm_drains_running_streams_and_refuses_new_requests(start: Start) -> None:
     server = start("--max-total-tokens", "2048", "--log-requests").wait_ready()
     engine = server.engine_pid
-    with server.stream("/generate", {**body_of("Once upon a time", max_new_tokens=60), "rid": "r1"}) as events:
+    with server.stream(
+        "/generate", {**body_of("Once upon a time", max_new_tokens=60), "rid": "r1"}
+    ) as events:
         next(events)
         server.signal(signal.SIGTERM)
         while server.http.get("/health").json()["status"] != "draining":

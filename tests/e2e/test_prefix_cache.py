@@ -9,6 +9,8 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
+pytestmark = pytest.mark.slow
+
 SEED = 21
 
 

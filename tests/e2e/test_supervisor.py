@@ -23,6 +23,8 @@ from srt.server.ipc import ZmqLink
 from srt.server.metrics import ServerMetrics
 from srt.server.streams import StreamGroup
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"max_total_tokens": 1024, "compute_threads": 1, "dtype": "float32", "log_level": "error"}
 
 
