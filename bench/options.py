@@ -80,41 +80,12 @@ def workload_parser(name: str, description: str, datasets: Collection[str]) -> a
         formatter_class=_Formatter,
         allow_abbrev=False,
     )
-    run = parser.add_argument_group("run", "How the run is made, and where its figures go.")
-    run.add_argument("--quick", action="store_true", help="small sizes: over within seconds")
-    run.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="the same seed asks the same (default: 0)"
+    _add_run(parser.add_argument_group("run", "How the run is made, and where its figures go."))
+    _add_traffic(
+        parser.add_argument_group("workload", "What is asked. Sizes overrule those of a preset."),
+        datasets,
+        presets,
     )
-    run.add_argument(
-        "--warmup",
-        type=int,
-        default=2,
-        metavar="N",
-        help="conversations before the clock starts (default: 2)",
-    )
-    run.add_argument(
-        "--timeout",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="give up after so long without a new token (default: 120 seconds)",
-    )
-    run.add_argument("--json", type=Path, default=None, metavar="FILE", help="write all figures to this file")
-    traffic = parser.add_argument_group("workload", "What is asked. Sizes overrule those of a preset.")
-    traffic.add_argument(
-        "--dataset",
-        choices=tuple(datasets),
-        default=None,
-        help=f"kind of traffic (default: {DEFAULT_DATASET})",
-    )
-    traffic.add_argument(
-        "--preset",
-        choices=tuple(presets),
-        default=None,
-        help="a workload with a name, see below",
-    )
-    for option in _all_sizes(datasets):
-        _add_size(traffic, option, datasets)
     add_options(parser, ENGINE_GROUPS)
     return parser
 
@@ -151,6 +122,47 @@ def parse_run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> RunOption
         config=config,
         others=arguments,
     )
+
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--quick", action="store_true", help="small sizes: over within seconds")
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="the same seed asks the same (default: 0)"
+    )
+    group.add_argument(
+        "--warmup",
+        type=int,
+        default=None,
+        metavar="N",
+        help=f"conversations before the clock starts (default: {WARMUP}, with --quick {QUICK_WARMUP})",
+    )
+    group.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="give up after so long without a new token (default: 120 seconds)",
+    )
+    group.add_argument(
+        "--json", type=Path, default=None, metavar="FILE", help="write all figures to this file"
+    )
+
+
+def _add_traffic(group: argparse._ArgumentGroup, datasets: Collection[str], presets: Collection[str]) -> None:
+    group.add_argument(
+        "--dataset",
+        choices=tuple(datasets),
+        default=None,
+        help=f"kind of traffic (default: {DEFAULT_DATASET})",
+    )
+    group.add_argument(
+        "--preset",
+        choices=tuple(presets),
+        default=None,
+        help="a workload with a name, see below",
+    )
+    for option in _all_sizes(datasets):
+        _add_size(group, option, datasets)
 
 
 def _workload(dataset: str, preset: Preset | None, arguments: argparse.Namespace) -> Workload:

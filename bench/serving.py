@@ -146,7 +146,9 @@ def _report(
         **run.named(),
         "flush_cache": _flushes(run),
     }
-    share = f"{result.cpu_share:.0%}" + (" (!)" if result.cpu_share > BUSY_GENERATOR else "")
+    share = f"{result.cpu_share:.0%}"
+    if result.cpu_share > BUSY_GENERATOR:
+        share += " (the generator may be what limits)"
     distributions = streaming_distributions(result.records)
     if rate is not None:
         distributions.append(milliseconds("Start delay", "start_delay", result.start_delays))

@@ -99,6 +99,10 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(words: list[str],
         serving.main(words)
 
 
+def test_a_quick_run_warms_up_less() -> None:
+    assert (run_of().warmup, run_of("--quick").warmup, run_of("--quick", "--warmup", "0").warmup) == (2, 1, 0)
+
+
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(SystemExit):
         run_of("--port", "3")
