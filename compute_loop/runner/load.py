@@ -13,7 +13,7 @@ from compute_loop.models.registry import build_program
 from compute_loop.models.weights import load_weights
 from compute_loop.runner.eager import EagerRunner
 from compute_loop.runner.executor import ProgramExecutor
-from mem_pool.device import free_memory, has_native_bfloat16
+from mem_pool.device import free_memory, has_native_bfloat16, return_freed_memory
 from mem_pool.kv_format import KVFormat
 from mem_pool.kv_pool import KVPool
 from mem_pool.sizing import kv_bytes_per_token, pool_tokens
@@ -82,6 +82,7 @@ def load_runner(config: Config, device: torch.device | None = None) -> LoadedMod
         num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, KVFormat(dtype), device
     )
     executor = ProgramExecutor(program, tensors, pool, TorchAttention(pool, program.heads))
+    return_freed_memory()
     max_pages = min(num_pages, -(-context_length // page_size))
     return LoadedModel(
         runner=EagerRunner(executor, max_running + 1, max_pages),

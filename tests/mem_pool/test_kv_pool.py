@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from mem_pool.device import return_freed_memory
 from mem_pool.kv_format import KVFormat
 from mem_pool.kv_pool import KVPool
 from mem_pool.page_table import PageTable
@@ -76,3 +77,13 @@ def test_an_entry_outside_the_table_changes_nothing(slot: int, index: int) -> No
     with pytest.raises(IndexError, match="not all within"):
         table.apply(column(1, slot), column(1, index), column(3, 4))
     assert not table.pages.any()
+
+
+def test_freed_memory_goes_back_to_the_system() -> None:
+    blocks = [bytearray(60_000) for _ in range(2000)]
+    keep = blocks[-1]
+    full = resident_bytes()
+    blocks.clear()
+    return_freed_memory()
+    assert full - resident_bytes() > 2000 * 60_000 / 2
+    assert len(keep) == 60_000
