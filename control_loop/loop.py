@@ -213,7 +213,8 @@ class ControlLoop:
     def _accept(self, message: TokenizedReq) -> None:
         self._counters.requests_total += 1
         try:
-            if self._waiting.is_full:
+            # Who arrives with a slot free does not wait, though no pass has admitted him yet.
+            if len(self._waiting) >= self._waiting.max_queued + self._slots.num_free:
                 raise QueueFull(
                     f"{len(self._waiting)} requests wait already, --max-queued-requests is "
                     f"{self._waiting.max_queued}; try again later"

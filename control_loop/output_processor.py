@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from control_loop.cache_manager import CacheManager
@@ -15,6 +17,8 @@ from control_loop.waiting_queue import WaitingQueue
 from srt.core.errors import Aborted, StepFailure
 from srt.core.messages import FinishReason, Int32Array
 from srt.core.step_messages import NO_TOKEN, Drop, Row, StepFault, StepResult
+
+log = logging.getLogger(__name__)
 
 
 class OutputProcessor:
@@ -147,12 +151,16 @@ class OutputProcessor:
         suspects = [
             req for req in lives if (req.slot, req.generation) in fault.suspects and req.finish is None
         ]
+        log.warning(
+            "a forward step failed (%s) with requests %s", fault.message, [req.rid for req in suspects]
+        )
         for req in lives:
             req.cached_tokens = self._cached_tokens(req)
         self._manager.abandon({req.slot: int(self._slots.kv_len[req.slot]) for req in lives})
         for req in suspects:
             if self.recovery.is_guilty(req, len(suspects)):
                 message = f"a forward step failed for this request alone: {fault.message}"
+                log.error("request %s ends: %s", req.rid, message)
                 self._finish(req, FinishReason("error", error=StepFailure(message).info()))
             else:
                 self.recovery.suspect(req)

@@ -10,17 +10,13 @@ from control_loop.req import Req
 class WaitingQueue:
     """Thread: control. First come first served order; those who held memory before come back to the front.
 
-    The bound counts new requests only: a request that was accepted once always finds room again.
+    `max_queued` is kept by the one who pushes; a request that was accepted once always finds room again.
     """
 
     def __init__(self, max_queued: int) -> None:
         self.max_queued = max_queued
         self._reqs: dict[int, Req] = {}
         self._returned: list[Req] = []
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._reqs) >= self.max_queued
 
     def push(self, req: Req) -> None:
         self._reqs[req.key] = req
@@ -45,4 +41,6 @@ class WaitingQueue:
         return len(self._returned) + len(self._reqs)
 
     def __repr__(self) -> str:
-        return f"WaitingQueue({len(self._reqs)} of {self.max_queued} new, {len(self._returned)} returned)"
+        return (
+            f"WaitingQueue({len(self._reqs)} new, {len(self._returned)} returned, at most {self.max_queued})"
+        )

@@ -17,6 +17,10 @@ Policy = Literal["fcfs", "lpm"]
 Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "slru"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+MAX_COMPUTE_THREADS = 1024
+MIN_WATCHDOG_SECONDS = 1.0
+"""An engine with work gives a sign of life each second."""
+
 
 def option(default: Any, text: str, *, unit: str = "", metavar: str = "") -> Any:
     """A dataclass field that is also a command-line option: ``snake_case`` becomes ``--kebab-case``."""
@@ -146,14 +150,19 @@ class Config:
             "max_unsent_tokens": schedule.max_unsent_tokens,
         }
         for name, value in positive.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{flag(name)} is {value}, it must be at least 1")
-        for name, seconds in (
-            ("watchdog_timeout", schedule.watchdog_timeout),
-            ("drain_timeout", server.drain_timeout),
+            least = 2 if name == "context_length" else 1
+            if value is not None and value < least:
+                raise ConfigError(f"{flag(name)} is {value}, it must be at least {least}")
+        for name, seconds, lowest in (
+            ("watchdog_timeout", schedule.watchdog_timeout, MIN_WATCHDOG_SECONDS),
+            ("drain_timeout", server.drain_timeout, 0.0),
         ):
-            if not seconds >= 0:
-                raise ConfigError(f"{flag(name)} is {seconds}, it must be 0 or more seconds")
+            if not seconds >= lowest:
+                raise ConfigError(f"{flag(name)} is {seconds}, it must be {lowest:g} or more seconds")
+        if (self.model.compute_threads or 0) > MAX_COMPUTE_THREADS:
+            raise ConfigError(
+                f"--compute-threads is {self.model.compute_threads}, it must be at most {MAX_COMPUTE_THREADS}"
+            )
         if not 0 < cache.mem_fraction <= 1:
             raise ConfigError(f"--mem-fraction is {cache.mem_fraction}, it must lie in (0, 1]")
         if not 0 <= server.port <= 65535:

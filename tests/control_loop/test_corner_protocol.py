@@ -189,3 +189,15 @@ def test_a_shared_prefix_is_computed_once_among_requests_that_arrive_together(ch
     assert rig.stats().computed_tokens_total == 120 + 8 * 2
     assert sum(answer.cached_tokens for answer in answers) == 7 * 120
     assert NO_TOKEN not in answers[0].token_ids
+
+
+def test_a_full_queue_refuses_and_free_slots_count() -> None:
+    rig = Rig(max_running=2, max_queued=3, num_pages=64)
+    answers = [rig.submit(prompt(4), 4, ignore_eos=True) for _ in range(7)]
+    rig.run()
+    refused = [answer.refused for answer in answers]
+    assert refused[:5] == [None] * 5, "two slots were free and three may wait"
+    for refusal in refused[5:]:
+        assert refusal is not None and refusal.error.status == 503 and refusal.error.retryable
+        assert "--max-queued-requests is 3" in refusal.error.message
+    rig.check_drained()
