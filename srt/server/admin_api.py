@@ -25,6 +25,7 @@ def admin_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter()
     client = frontend.client
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         state = client.state
@@ -34,7 +35,8 @@ def admin_routes(frontend: Frontend) -> APIRouter:
     async def server_info() -> Response:
         return json_response(await describe(frontend))
 
-    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    @router.get("/flush_cache", include_in_schema=False)
+    @router.post("/flush_cache")
     async def flush_cache() -> Response:
         return json_response({"success": True, "flushed_tokens": await client.flush()})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compute_loop.models.files import ModelFiles
 from srt.core.config import Config
-from srt.core.errors import ModelNotFound
+from srt.core.errors import InvalidRequest, ModelNotFound
 from srt.server.chat_template import ChatTemplate
 from srt.server.engine_client import EngineClient
 from srt.server.generation import Generation, Prompt
@@ -60,7 +60,18 @@ class Frontend:
         )
 
     def generation(self, prompts: Sequence[Prompt], namespace: str | None = None) -> Generation:
-        """All choices of one request, not sent yet."""
+        """All choices of one request, not sent yet.
+
+        Raises:
+            InvalidRequest: more choices than the engine takes in at once; trying again would not help.
+        """
+        schedule = self.config.schedule
+        most = schedule.max_running_requests + schedule.max_queued_requests
+        if len(prompts) > most:
+            raise InvalidRequest(
+                f"the request asks for {len(prompts)} answers at once (prompts times n), this server takes at most "
+                f"{most}: --max-running-requests and --max-queued-requests together"
+            )
         return Generation(
             self.client,
             self.tokenizer,

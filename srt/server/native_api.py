@@ -33,7 +33,8 @@ class GenerateCall:
 def native_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/generate", methods=["POST", "PUT"])
+    @router.put("/generate", include_in_schema=False)
+    @router.post("/generate")
     async def generate(request: Request) -> Response:
         body = await read_body(request, GenerateBody)
         call = await prepare(frontend, body)

@@ -156,3 +156,23 @@ def test_while_draining_new_requests_are_refused_and_old_ones_finish() -> None:
         assert (await old)[-1]["meta_info"]["completion_tokens"] == 200
 
     with_api(scenario)
+
+
+def test_health_answers_a_head_and_the_document_names_each_operation_once() -> None:
+    async def scenario(desk: ApiDesk) -> None:
+        assert (await desk.http.head("/health")).status_code == 200
+        assert (await desk.http.put("/generate", json={"text": "one"})).status_code == 200
+        document = (await desk.http.get("/openapi.json")).json()  # a duplicate would warn, and fail
+        assert set(document["paths"]["/generate"]) == {"post"}
+
+    with_api(scenario)
+
+
+def test_more_answers_than_the_engine_takes_in_are_refused_for_good() -> None:
+    async def scenario(desk: ApiDesk) -> None:
+        refused = await desk.post("/generate", {"text": ["one"] * 1100})
+        assert refused.status_code == 400
+        assert "1100 answers" in refused.json()["error"]["message"]
+        assert "1088" in refused.json()["error"]["message"]
+
+    with_api(scenario)
