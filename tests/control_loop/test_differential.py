@@ -54,6 +54,7 @@ def run_one(seed: int, traffic: Traffic, counts: Counter[str]) -> None:
         raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(10))
 def test_25_and_26_random_schedules_equal_the_oracle(block: int) -> None:
     """100 seeded schedules a block. Then every page is free or cached, nothing is locked, no slot in use."""
