@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from srt.core.errors import InvalidRequest
 
@@ -75,9 +75,6 @@ class SamplingParams:
                     f"stop_token_ids has {token}, the vocabulary has ids 0 to {vocab_size - 1}",
                     field="stop_token_ids",
                 )
-
-
-PARAM_NAMES = frozenset(field.name for field in fields(SamplingParams))
 
 
 def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import gc
 import logging
 import os
 import signal
 import sys
 from types import FrameType
 
+from control_loop.collector import take_over_collection
 from srt.core.errors import EngineFailure, TwinloopError
 from srt.core.port import ControlPort
 from srt.core.queues import Doorbell
@@ -60,9 +60,7 @@ class EngineMain:
             log.exception("the engine cannot start")
             self._say_last_words(EngineFailure(f"the engine cannot start: {error!r}"))
             return 1
-        gc.collect()
-        gc.freeze()
-        gc.disable()  # the control loop collects, when it costs least
+        take_over_collection()
         signal.signal(signal.SIGTERM, self._on_signal)
         self._socket.raw.send(encode(core.ready))
         core.start()
