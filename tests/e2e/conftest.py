@@ -19,7 +19,9 @@ def _serving(*options: str) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[ServerProcess]:
-    yield from _serving("--max-total-tokens", "4096", "--chunked-prefill-size", "256")
+    yield from _serving(
+        *("--max-total-tokens", "4096", "--chunked-prefill-size", "2048", "--max-step-tokens", "2200")
+    )
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +34,7 @@ def shared_small_server() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def server(shared_server: ServerProcess) -> Iterator[ServerProcess]:
-    """The default model in float32, page size 16, 4,096 tokens; alive and drained after the test."""
+    """The default model in float32: 4,096 tokens, pages of 16, chunks of 2,048; alive and drained after the test."""
     yield shared_server
     shared_server.assert_alive_and_drained()
 

@@ -32,8 +32,8 @@ BAD: list[tuple[str, dict[str, Any] | bytes, str]] = [
 
 
 def test_b28_b34_b35_b38_bad_requests_leave_a_stream_beside_them_unharmed(server: ServerProcess) -> None:
-    expected = server.gen(PROMPT, max_new_tokens=60)
-    with server.stream("/generate", body_of(PROMPT, max_new_tokens=60)) as events:
+    expected = server.gen(PROMPT, max_new_tokens=40)
+    with server.stream("/generate", body_of(PROMPT, max_new_tokens=40)) as events:
         next(events)
         for path, body, words in BAD:
             content = {"content": body} if isinstance(body, bytes) else {"json": body}

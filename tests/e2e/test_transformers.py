@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -114,15 +116,18 @@ def test_generate_completions_and_engine_equal_transformers(
     server: ServerProcess, reference: LlamaForCausalLM
 ) -> None:
     sampling = {"temperature": 0, "ignore_eos": True, "max_new_tokens": NEW}
-    answers = server.http.post("/generate", json={"text": TEXTS, "sampling_params": sampling}).json()
+    completion = {"prompt": TEXTS, "temperature": 0, "ignore_eos": True, "max_tokens": NEW}
+    # Both at once, which the engine computes in the same steps.
+    with ThreadPoolExecutor(1) as pool, server.stream("/v1/completions", completion) as events:
+        body = {"text": TEXTS, "sampling_params": sampling}
+        native = pool.submit(server.http.post, "/generate", json=body)
+        *chunks, _ = events
+        answers = native.result().json()
     prompts = server.http.post("/tokenize", json={"prompt": TEXTS}).json()["tokens"]
     assert [len(answer["output_ids"]) for answer in answers] == [NEW] * len(TEXTS)
     for text, prompt, answer in zip(TEXTS, prompts, answers, strict=True):
         assert greedy_continues(reference, prompt, answer["output_ids"]), text
-    completion = {"prompt": TEXTS, "temperature": 0, "ignore_eos": True, "max_tokens": NEW}
     streamed = [""] * len(TEXTS)
-    with server.stream("/v1/completions", completion) as events:
-        *chunks, _ = events
     for chunk in chunks:
         (choice,) = chunk["choices"]
         streamed[choice["index"]] += choice["text"]
