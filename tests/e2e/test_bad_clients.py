@@ -32,8 +32,8 @@ BAD: list[tuple[str, dict[str, Any] | bytes, str]] = [
 
 
 def test_b28_b34_b35_b38_bad_requests_leave_a_stream_beside_them_unharmed(server: ServerProcess) -> None:
-    expected = server.gen(PROMPT, max_new_tokens=40)
-    with server.stream("/generate", body_of(PROMPT, max_new_tokens=40)) as events:
+    expected = server.gen(PROMPT, max_new_tokens=32)
+    with server.stream("/generate", body_of(PROMPT, max_new_tokens=32)) as events:
         next(events)
         for path, body, words in BAD:
             content = {"content": body} if isinstance(body, bytes) else {"json": body}
@@ -48,7 +48,7 @@ def test_b29_prompts_around_the_context_limit_are_answered_or_refused_with_numbe
     small_server: ServerProcess,
 ) -> None:
     """The pool is the limit here: 256 tokens."""
-    for length, new, status in ((200, 56, 200), (200, 57, 400), (255, 1, 200), (256, 1, 400), (300, 1, 400)):
+    for length, new, status in ((250, 6, 200), (250, 7, 400), (255, 1, 200), (256, 1, 400), (300, 1, 400)):
         response = small_server.http.post("/generate", json=body_of([504] * length, max_new_tokens=new))
         assert response.status_code == status, response.text
         if status == 400:
@@ -91,8 +91,8 @@ def test_b23_a_client_that_leaves_while_it_waits_and_a_full_queue(small_server: 
 
 
 def test_b25_two_live_requests_never_share_an_id(server: ServerProcess) -> None:
-    expected = server.gen(PROMPT, max_new_tokens=30)
-    with server.stream("/generate", {**body_of(PROMPT, max_new_tokens=30), "rid": "x"}) as events:
+    expected = server.gen(PROMPT, max_new_tokens=16)
+    with server.stream("/generate", {**body_of(PROMPT, max_new_tokens=16), "rid": "x"}) as events:
         next(events)
         second = server.http.post("/generate", json={**body_of("other", max_new_tokens=1), "rid": "x"})
         assert second.status_code == 400
@@ -118,8 +118,8 @@ def test_b26_an_id_reused_after_an_abort_gets_its_own_answer(server: ServerProce
 
 
 def test_b13_21_a_flush_while_busy_is_refused_and_harms_nothing(server: ServerProcess) -> None:
-    expected = server.gen(PROMPT, max_new_tokens=40)
-    with server.stream("/generate", body_of(PROMPT, max_new_tokens=40)) as events:
+    expected = server.gen(PROMPT, max_new_tokens=16)
+    with server.stream("/generate", body_of(PROMPT, max_new_tokens=16)) as events:
         next(events)
         refused = server.http.post("/flush_cache")
         assert refused.status_code == 409
@@ -130,7 +130,7 @@ def test_b13_21_a_flush_while_busy_is_refused_and_harms_nothing(server: ServerPr
 
 @pytest.mark.parametrize("path", ["/metrics", "/server_info", "/v1/models"])
 def test_the_server_tells_about_itself_while_it_works(server: ServerProcess, path: str) -> None:
-    with server.stream("/generate", body_of(PROMPT, max_new_tokens=20)) as events:
+    with server.stream("/generate", body_of(PROMPT, max_new_tokens=8)) as events:
         next(events)
         response = server.http.get(path)
         assert response.status_code == 200

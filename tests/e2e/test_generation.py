@@ -15,7 +15,7 @@ from srt.server.engine import Engine
 from tests.e2e.server_process import TWINLOOP, ServerProcess, body_of
 
 PROMPTS = ["The capital of France is", "def fibonacci(n):\n", "Die Katze sitzt auf dem", "1, 2, 3, 4,"]
-NEW = 12
+NEW = 8
 SEED = 20
 
 
@@ -100,13 +100,13 @@ def test_engine_in_this_process_gives_the_same_tokens(engine: Engine) -> None:
 
 
 def test_b52_b54_stop_strings_are_cut_the_same_in_streams(server: ServerProcess) -> None:
-    text = server.gen(PROMPTS[0], max_new_tokens=24)["text"]
+    text = server.gen(PROMPTS[0], max_new_tokens=16)["text"]
     rng = random.Random(SEED)
     for _ in range(3):
         start = rng.randrange(1, len(text) - 4)
         stop = text[start : start + rng.randrange(2, 5)]
         cut = text[: text.index(stop)]
-        body = body_of(PROMPTS[0], max_new_tokens=24, stop=[stop, "never to be seen"])
+        body = body_of(PROMPTS[0], max_new_tokens=16, stop=[stop, "never to be seen"])
         whole = server.http.post("/generate", json=body).json()
         assert whole["text"] == cut, (SEED, stop)
         assert whole["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
@@ -115,7 +115,7 @@ def test_b52_b54_stop_strings_are_cut_the_same_in_streams(server: ServerProcess)
         assert all(cut.startswith(answer["text"]) for answer in answers)
         assert answers[-1]["output_ids"] == whole["output_ids"]
     # The text ends while the head of a stop string is held back.
-    held = server.gen(PROMPTS[0], max_new_tokens=24, stop=[text[-3:] + " and more"])
+    held = server.gen(PROMPTS[0], max_new_tokens=16, stop=[text[-3:] + " and more"])
     assert held["text"] == text
     assert held["meta_info"]["finish_reason"]["type"] == "length"
 
