@@ -218,6 +218,7 @@ class ZmqLink:
         self._socket.bind(self.address)
         self._fd = int(self._socket.get(zmq.FD))
         self._loop.add_reader(self._fd, self._read)
+        self._announced = True
         self._closed = False
 
     def send(self, message: ClientMessage) -> None:
@@ -247,6 +248,10 @@ class ZmqLink:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            if self._announced:
+                # The one engine is here: no file is needed any more, and none is left if this process is killed.
+                self._announced = False
+                self._directory.cleanup()
             self._on_message(decode(data))  # type: ignore[arg-type]  # an engine sends only engine messages
         self._loop.call_soon(self._read)
 

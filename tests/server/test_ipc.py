@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -242,6 +243,13 @@ def test_sleep_ends_with_a_message_the_bell_or_the_time() -> None:
         ends.port.sleep(ends.bell, None)
         assert ends.port.closed
         assert ends.port.pending
+
+    connected(scenario)
+
+
+def test_the_socket_has_no_file_once_the_engine_is_there() -> None:
+    async def scenario(ends: Ends) -> None:
+        assert not Path(ends.link.address.removeprefix("ipc://")).parent.exists()
 
     connected(scenario)
 
