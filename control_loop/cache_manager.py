@@ -6,7 +6,7 @@ from control_loop.req import Req
 from control_loop.slots import SlotTable
 from mem_pool.page_allocator import PageAllocator
 from radix_cache.key import RadixKey
-from radix_cache.radix_cache import Match, RadixCache
+from radix_cache.radix_cache import RadixCache
 from radix_cache.radix_tree import TreeNode
 from srt.core.messages import Int32Array
 
@@ -36,10 +36,6 @@ class CacheManager:
         """Pages that `reserve` can deliver now."""
         return self.allocator.num_free + self.cache.num_evictable
 
-    def node(self, slot: int) -> TreeNode:
-        """Where the locked path of a slot ends."""
-        return self._nodes[slot]
-
     def reserve(self, count: int) -> Int32Array | None:
         """`count` pages, evicting what nobody uses; None and no change when there are not so many."""
         short = count - self.allocator.num_free
@@ -51,12 +47,8 @@ class CacheManager:
             self.allocator.free(evicted)
         return self.allocator.alloc(count)
 
-    def match(self, req: Req) -> Match:
-        """The longest cached prefix of a waiting request; at least one token is left to compute."""
-        return self.cache.match_prefix(req.radix_key)
-
     def match_length(self, req: Req) -> int:
-        """How many tokens `match` would find; for ordering only, so it does not count as a use of the prefix."""
+        """How many cached tokens `admit` would find; for ordering only, so it does not count as a use of the prefix."""
         return self.cache.match_length(req.radix_key)
 
     def admit(self, req: Req, headroom: int) -> bool:

@@ -1,4 +1,4 @@
-"""One pass of prefill scheduling: which chunks join the next step, and who follows whom."""
+"""One pass of prefill scheduling: which chunks join the next step."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ from enum import Enum
 from control_loop.cache_manager import CacheManager
 from control_loop.req import Phase, Req
 from control_loop.slots import SlotTable
-from radix_cache.radix_tree import TreeNode
 from srt.core.step_messages import ScheduledSeq, SeqInit
-
-Frontier = tuple[str | None, TreeNode, bytes]
-"""Namespace, end of the scheduled path, and the tokens of the page behind it."""
 
 
 class Verdict(Enum):
     """What became of a request in a pass."""
 
     SCHEDULED = "scheduled"
-    FOLLOWS = "follows"
-    """Another request is about to compute its next page; it waits for that."""
     NO_BUDGET = "no budget"
     NO_MEMORY = "no memory"
 
@@ -28,9 +22,10 @@ class PrefillAdder:
     """Thread: control. Collects the rows of one `PrefillBatch`; made anew for each pass.
 
     A prefix is computed once even among requests that arrive together. A chunk's pages enter the tree when the chunk
-    is scheduled, so that a later row, of this step too, may lean on them. A request whose next page is about to be
-    computed by another one, the *leader*, follows: it is passed over until that page is scheduled. Requests are offered
-    oldest first and the first of a group is never passed over, so somebody always leads.
+    is scheduled, so that a later row, of this step too, may lean on them; and every chunk matches again first. A
+    request whose next page another one, the *leader*, has not come to yet follows it by itself: a leader is cut short
+    only where less than a page of the budget is left, with which nobody can begin that page, and in the next pass
+    those who have begun go first.
     """
 
     def __init__(self, manager: CacheManager, slots: SlotTable, seq: int, budget: int) -> None:
@@ -39,7 +34,6 @@ class PrefillAdder:
         self._page_size = slots.page_size
         self._seq = seq
         self._budget = budget
-        self._frontiers: set[Frontier] = set()
         self.rows: list[ScheduledSeq] = []
         self.num_tokens = 0
 
@@ -48,32 +42,28 @@ class PrefillAdder:
 
         `credit` is how many KV tokens it may decode beyond its prompt, all that its pages hold when None.
         """
-        slot = req.slot
-        jumped = self._manager.rematch(slot)
+        jumped = self._manager.rematch(req.slot)
         if req.cached_tokens is None:
-            self._slots.cached[slot] += jumped
-        if self._frontier(req) in self._frontiers:
-            return Verdict.FOLLOWS
-        start = int(self._slots.scheduled[slot])
-        end = self._chunk_end(start, int(self._slots.prefill_len[slot]))
-        if end > start:
-            self._schedule(req, start, end, credit)
-        if end < self._slots.prefill_len[slot]:
-            self._lead(req)
-        return Verdict.SCHEDULED if end > start else Verdict.NO_BUDGET
+            self._slots.cached[req.slot] += jumped
+        return self._take_chunk(req, credit)
 
     def try_admit(self, req: Req, headroom: int, credit: int | None = None) -> Verdict:
         """Admits a waiting request with its first chunk, or leaves everything as it was."""
         if self._chunk_end(0, min(len(req.token_ids), self._page_size)) == 0:
             return Verdict.NO_BUDGET
-        match = self._manager.match(req)
-        if self._would_follow(req, match.node, match.num_tokens):
-            return Verdict.FOLLOWS
         if not self._manager.admit(req, headroom):
             return Verdict.NO_MEMORY
         if req.cached_tokens is None:
-            self._slots.cached[req.slot] = match.num_tokens
-        return self.add_chunk(req, credit)
+            self._slots.cached[req.slot] = self._slots.scheduled[req.slot]
+        return self._take_chunk(req, credit)
+
+    def _take_chunk(self, req: Req, credit: int | None) -> Verdict:
+        start = int(self._slots.scheduled[req.slot])
+        end = self._chunk_end(start, int(self._slots.prefill_len[req.slot]))
+        if end == start:
+            return Verdict.NO_BUDGET
+        self._schedule(req, start, end, credit)
+        return Verdict.SCHEDULED
 
     def _chunk_end(self, start: int, prefill_len: int) -> int:
         """Where a chunk from `start` ends: the end of the prompt, or a page boundary within the budget."""
@@ -115,24 +105,3 @@ class PrefillAdder:
     @staticmethod
     def _init(req: Req) -> SeqInit:
         return SeqInit(req.prompt_len, req.generated, req.max_new_tokens, req.stop_token_ids, req.params)
-
-    def _lead(self, req: Req) -> None:
-        """Others may follow `req`: its prompt goes on behind what is scheduled."""
-        frontier = self._frontier(req)
-        if frontier is not None:
-            self._frontiers.add(frontier)
-
-    def _frontier(self, req: Req) -> Frontier | None:
-        """The page that a live request publishes next, None when it publishes none."""
-        start = int(self._slots.scheduled[req.slot])
-        end = start + self._page_size
-        if not self._manager.cache.enabled or end > self._slots.prefill_len[req.slot]:
-            return None
-        return req.namespace, self._manager.node(req.slot), self._slots.tokens[req.slot, start:end].tobytes()
-
-    def _would_follow(self, req: Req, node: TreeNode, matched: int) -> bool:
-        """True when a leader will compute the page behind `matched`, and `req` could then match it."""
-        end = matched + self._page_size
-        if not self._frontiers or end > len(req.token_ids) - 1:
-            return False
-        return (req.namespace, node, req.token_ids[matched:end].tobytes()) in self._frontiers

@@ -100,7 +100,7 @@ class Scheduler:
         if suspect.phase is Phase.PREFILLING:
             adder.add_chunk(suspect, PROBATION_CREDIT)
         elif suspect.phase is Phase.WAITING and self._slots.num_free:
-            if adder.try_admit(suspect, 0, PROBATION_CREDIT) is not Verdict.NO_MEMORY:
+            if adder.try_admit(suspect, 0, PROBATION_CREDIT) is Verdict.SCHEDULED:
                 self._note_admitted([suspect])
 
     def _continue_prefills(self, adder: PrefillAdder) -> None:
@@ -117,10 +117,9 @@ class Scheduler:
             if self._slots.num_free == 0:
                 break
             verdict = adder.try_admit(req, self._credits.headroom)
-            if verdict is Verdict.SCHEDULED:
-                admitted.append(req)
-            elif verdict is not Verdict.FOLLOWS:
+            if verdict is not Verdict.SCHEDULED:
                 break
+            admitted.append(req)
         self._note_admitted(admitted)
 
     def _note_admitted(self, admitted: list[Req]) -> None:

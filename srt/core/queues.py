@@ -74,10 +74,6 @@ class Doorbell:
     def fileno(self) -> int:
         return self._fd
 
-    @property
-    def armed(self) -> bool:
-        return self._armed
-
     def arm(self) -> None:
         """Consumer: announce sleep. Its queues must be looked at once more before sleeping."""
         self._armed = True

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import transformers
 
-from compute_loop.models.files import ModelFiles
 from srt.core.errors import InvalidRequest
 from srt.server.special_text import MARK, SpecialText, unshield
 from srt.server.tokenizer import Tokenizer
@@ -15,27 +14,6 @@ from tests.server.text_corpus import SENTENCES
 
 SPELLABLE = [kind for kind in sorted(tiny.KINDS) if kind != "unigram"]
 """A unigram model has its special tokens among its words."""
-
-
-@pytest.fixture(scope="module", params=sorted(tiny.KINDS))
-def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    root = tmp_path_factory.mktemp(request.param)
-    return tiny.save_directory(tiny.KINDS[request.param](), root)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(directory: ModelFiles) -> Tokenizer:
-    return Tokenizer.load(directory)
-
-
-@pytest.fixture(scope="module")
-def reference(directory: ModelFiles) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(directory.root)
-
-
-@pytest.fixture
-def byte_level(tmp_path: Path) -> Tokenizer:
-    return Tokenizer.load(tiny.save_directory(tiny.byte_level(), tmp_path))
 
 
 @pytest.mark.parametrize("kind", SPELLABLE)
