@@ -19,6 +19,7 @@ from srt.core.step_messages import (
     Fence,
     PageGrant,
     PrefillBatch,
+    Resume,
     Row,
     SeqFinish,
     Shutdown,
@@ -57,6 +58,7 @@ class ComputeLoop:
         self._num_parked = 0
         self._completed_step = 0
         self._fence: int | None = None
+        self._held = False
         self._unreported = False
         self.stopped = False
         self._apply: dict[type, Callable[[Command], None]] = {
@@ -64,6 +66,7 @@ class ComputeLoop:
             PageGrant: self._apply_grant,
             Drop: self._apply_drop,
             Fence: self._apply_fence,
+            Resume: self._apply_resume,
             Shutdown: self._apply_fence,
         }
 
@@ -88,7 +91,7 @@ class ComputeLoop:
             changed = True
             self._applied = command.seq
             self._unreported = True
-            if command.epoch == self._epoch or isinstance(command, Fence | Shutdown):
+            if command.epoch == self._epoch or isinstance(command, Fence | Resume | Shutdown):
                 self._apply[type(command)](command)
                 if isinstance(command, PrefillBatch):
                     break
@@ -96,7 +99,7 @@ class ComputeLoop:
 
     def launch(self) -> bool:
         """Starts the next step behind those in flight; False when no row can run."""
-        if self._fence is not None:
+        if self._fence is not None or self._held:
             return False
         launched, self._num_parked = self._builder.build(self._applied)
         if launched is None:
@@ -219,8 +222,13 @@ class ComputeLoop:
 
     def _apply_fence(self, command: Command) -> None:
         """Nothing is applied or launched until the pipeline is drained and the fence acknowledged."""
+        assert isinstance(command, Fence | Shutdown)
         self._fence = command.seq
+        self._held |= isinstance(command, Fence) and command.hold
         self.stopped = isinstance(command, Shutdown)
+
+    def _apply_resume(self, command: Command) -> None:
+        self._held = False
 
     def __repr__(self) -> str:
         return f"ComputeLoop({self._running!r}, {len(self._in_flight)} steps in flight, epoch {self._epoch})"

@@ -39,7 +39,7 @@ class Counters:
 
 
 def snapshot(
-    counters: Counters, manager: CacheManager, slots: SlotTable, waiting: WaitingQueue
+    counters: Counters, manager: CacheManager, slots: SlotTable, waiting: WaitingQueue, is_paused: bool
 ) -> EngineStats:
     """All that a guest may want to know, as of now."""
     page_size = slots.page_size
@@ -54,6 +54,7 @@ def snapshot(
         num_free_tokens=allocator.num_free * page_size,
         num_locked_tokens=cache.num_protected * page_size,
         num_slots_in_use=slots.num_in_use,
+        is_paused=is_paused,
         evicted_tokens_total=manager.evicted_pages * page_size,
         **sums,
     )

@@ -4,55 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from control_loop.cache_manager import CacheManager
 from control_loop.collector import Collector
-from control_loop.commands import CommandSender
-from control_loop.counters import Counters, snapshot
+from control_loop.counters import snapshot
+from control_loop.flush import CacheFlush
 from control_loop.intake import Limits, make_req
-from control_loop.outbox import Outbox
-from control_loop.output_processor import OutputProcessor
+from control_loop.parts import LoopLinks, LoopParts
+from control_loop.pause import Pause
 from control_loop.req import Req
 from control_loop.scheduler import Scheduler
-from control_loop.slots import SlotTable
-from control_loop.waiting_queue import WaitingQueue
-from mem_pool.page_allocator import PageAllocator
-from radix_cache.radix_cache import RadixCache
 from srt.core.config import Config
-from srt.core.errors import Aborted, Busy, QueueFull, TwinloopError
+from srt.core.errors import Aborted, QueueFull, TwinloopError
 from srt.core.messages import (
     AbortReq,
     Accepted,
+    ContinueReq,
     EngineStats,
     FinishReason,
-    FlushReply,
     FlushReq,
     Heartbeat,
+    PauseReq,
     Refused,
     StatsReply,
     StatsReq,
     TokenizedReq,
 )
 from srt.core.port import ControlPort
-from srt.core.queues import Doorbell, SpscQueue
-from srt.core.step_messages import Command, Fence, Shutdown, StepResult
+from srt.core.step_messages import Shutdown
 
 HEARTBEAT_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class LoopLinks:
-    """The two queues between the loops, and the bell by which compute wakes a sleeping control loop."""
-
-    commands: SpscQueue[Command]
-    results: SpscQueue[StepResult]
-    doorbell: Doorbell
-
-    @classmethod
-    def create(cls) -> LoopLinks:
-        return cls(SpscQueue(), SpscQueue(), Doorbell())
 
 
 class InvariantError(AssertionError):
@@ -71,38 +52,26 @@ class ControlLoop:
         links: LoopLinks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        page_size = config.cache.page_size
         self._limits = limits
         self._port = port
         self._links = links
         self._clock = clock
         self._collector = Collector()
-        self._slots = SlotTable(config.schedule.max_running_requests, limits.context_length, page_size)
-        cache = RadixCache(page_size, config.cache.eviction_policy, enabled=config.cache.radix_cache)
-        self._manager = CacheManager(cache, PageAllocator(num_pages), self._slots)
-        self._waiting = WaitingQueue(config.schedule.max_queued_requests)
-        self._commands = CommandSender(links.commands)
-        self._outbox = Outbox()
-        self._counters = Counters()
-        self._outputs = OutputProcessor(
-            self._manager, self._slots, self._waiting, self._commands, self._outbox, self._counters
-        )
-        self._scheduler = Scheduler(
-            config.schedule,
-            self._manager,
-            self._slots,
-            self._waiting,
-            self._commands,
-            self._counters,
-            self._outputs.recovery,
-        )
+        parts = LoopParts.build(config, limits, num_pages, port, links, clock)
+        self._slots, self._waiting, self._manager = parts.slots, parts.waiting, parts.manager
+        self._commands, self._outputs, self._counters = parts.commands, parts.outputs, parts.counters
+        self._outbox = parts.outbox
+        self._scheduler = Scheduler(config.schedule, parts)
+        self._pause = Pause(parts)
+        self._flush = CacheFlush(parts, lambda: self._pause.mode is not None)
         self._live: dict[int, Req] = {}
-        self._flush: tuple[FlushReq, int] | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             TokenizedReq: self._accept,
             AbortReq: self._abort,
-            FlushReq: self._begin_flush,
             StatsReq: self._report,
+            FlushReq: self._flush.ask,
+            PauseReq: self._pause.ask,
+            ContinueReq: self._pause.resume,
         }
         self._checked_idle = True
         self._last_result = self._last_heartbeat = clock()
@@ -112,7 +81,8 @@ class ControlLoop:
         started = self._clock()
         received = self.receive()
         processed = self.process_results()
-        sent = self.schedule_prefill()
+        sent = self.advance_operations()
+        sent |= self.schedule_prefill()
         sent |= self.grant_pages()
         self.deliver()
         self._beat(started)
@@ -133,7 +103,7 @@ class ControlLoop:
         doorbell = self._links.doorbell
         doorbell.arm()
         if not self._port.pending and not len(self._links.results):
-            self._port.sleep(doorbell, None if self.is_idle else HEARTBEAT_SECONDS)
+            self._port.sleep(doorbell, self._sleep_seconds())
         doorbell.disarm()
 
     # --- the verbs --------------------
@@ -154,14 +124,20 @@ class ControlLoop:
         for result in results:
             self._outputs.process(result)
             if result.fenced is not None:
-                self._end_flush(result.fenced)
+                self._flush.on_fence(result.fenced)
+                self._pause.on_fence(result.fenced)
         if results:
             self._last_result = self._clock()
         return bool(results)
 
+    def advance_operations(self) -> bool:
+        """Goes on with what operators have asked for and what could not be done at once."""
+        flushed, paused = self._flush.advance(), self._pause.advance()
+        return flushed or paused
+
     def schedule_prefill(self) -> bool:
-        if self._flush is not None:
-            return False  # the tree is about to be emptied: nobody may lean on it
+        if self._flush.is_draining or self._pause.mode is not None:
+            return self._outputs.send_drops()
         if self._scheduler.schedule_prefill():
             return True
         victim = self._scheduler.blocked_suspect_victim()
@@ -170,6 +146,8 @@ class ControlLoop:
         return self._outputs.send_drops()
 
     def grant_pages(self) -> bool:
+        if self._pause.mode is not None:
+            return False
         sent, victim = self._scheduler.grant_pages()
         if victim is not None:
             self._outputs.retract(victim)
@@ -188,11 +166,13 @@ class ControlLoop:
 
     @property
     def is_idle(self) -> bool:
-        """No request waits and no slot is in use: no launched step names any page."""
-        return not len(self._waiting) and self._slots.num_in_use == 0 and self._flush is None
+        """No request waits, no slot is in use and nothing is owed: no launched step names any page."""
+        busy = len(self._waiting) or self._slots.num_in_use or self._flush.is_owed or self._pause.is_owed
+        return not busy
 
     def stats(self) -> EngineStats:
-        return snapshot(self._counters, self._manager, self._slots, self._waiting)
+        is_paused = self._pause.mode is not None
+        return snapshot(self._counters, self._manager, self._slots, self._waiting, is_paused)
 
     def check_idle(self) -> None:
         """Every page is free or cached, nothing is locked, no slot is in use. Checked once each time it gets idle.
@@ -241,26 +221,19 @@ class ControlLoop:
             error = Aborted("the client does not read its output: more than --max-unsent-tokens are waiting")
             self._outputs.abort(req, None, FinishReason("abort", error=error.info()))
 
-    def _begin_flush(self, message: FlushReq) -> None:
-        if not self.is_idle:
-            busy = Busy(
-                f"cannot flush the cache: {self._slots.num_in_use} requests run, {len(self._waiting)} wait; "
-                "try again when they have ended"
-            )
-            self._port.send(FlushReply(message.key, error=busy.info()))
-            return
-        self._flush = message, self._commands.send(Fence)
-
-    def _end_flush(self, fence: int) -> None:
-        if self._flush is None or self._flush[1] != fence:
-            return
-        message, self._flush = self._flush[0], None
-        self._port.send(FlushReply(message.key, self._manager.flush() * self._slots.page_size))
-
     def _report(self, message: StatsReq) -> None:
         self._port.send(StatsReply(message.key, self.stats()))
 
+    def _sleep_seconds(self) -> float | None:
+        """How long nothing but a message or a result can bring work; None: for ever."""
+        deadline = self._flush.deadline
+        if deadline is not None:
+            return min(HEARTBEAT_SECONDS, max(0.0, deadline - self._clock()))
+        return None if self.is_idle else HEARTBEAT_SECONDS
+
     def _beat(self, now: float) -> None:
+        if self._pause.holds_rows:
+            self._last_result = now
         if self._slots.num_in_use and now - self._last_heartbeat >= HEARTBEAT_SECONDS:
             self._last_heartbeat = now
             self._port.send(Heartbeat(now - self._last_result))

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from control_loop.cache_manager import CacheManager
-from control_loop.commands import CommandSender
-from control_loop.counters import Counters
 from control_loop.page_credits import PageCredits, choose_victim
+from control_loop.parts import LoopParts
 from control_loop.policy import POLICIES, note_overtaking
 from control_loop.prefill_adder import PrefillAdder, Verdict
-from control_loop.recovery import Recovery
 from control_loop.req import Phase, Req
-from control_loop.slots import SlotTable
-from control_loop.waiting_queue import WaitingQueue
 from srt.core.config import ScheduleOptions
 from srt.core.step_messages import PrefillBatch
 
@@ -27,25 +22,16 @@ PROBATION_CREDIT = 1
 class Scheduler:
     """Thread: control. One `PrefillBatch` a pass at most: requests that have begun go first, then new ones."""
 
-    def __init__(
-        self,
-        options: ScheduleOptions,
-        manager: CacheManager,
-        slots: SlotTable,
-        waiting: WaitingQueue,
-        commands: CommandSender,
-        counters: Counters,
-        recovery: Recovery,
-    ) -> None:
+    def __init__(self, options: ScheduleOptions, parts: LoopParts) -> None:
         self._options = options
         self._order = POLICIES[options.schedule_policy]
-        self._manager = manager
-        self._slots = slots
-        self._waiting = waiting
-        self._commands = commands
-        self._counters = counters
-        self._recovery = recovery
-        self._credits = PageCredits(manager, slots)
+        self._manager = parts.manager
+        self._slots = parts.slots
+        self._waiting = parts.waiting
+        self._commands = parts.commands
+        self._counters = parts.counters
+        self._recovery = parts.outputs.recovery
+        self._credits = PageCredits(parts.manager, parts.slots)
         self._unapplied: list[int] = []
 
     def schedule_prefill(self) -> bool:

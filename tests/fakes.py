@@ -12,12 +12,16 @@ from srt.core.messages import (
     AbortReq,
     Accepted,
     ClientMessage,
+    ContinueReply,
+    ContinueReq,
     EngineMessage,
     EngineReady,
     EngineStats,
     FinishReason,
     FlushReply,
     FlushReq,
+    PauseReply,
+    PauseReq,
     Refused,
     RowFinish,
     StatsReply,
@@ -70,6 +74,12 @@ class EchoEngine:
             self._say(FlushReply(message.key, 0 if error else 32, error))
         elif isinstance(message, StatsReq):
             self._say(StatsReply(message.key, EngineStats(num_running_reqs=self.num_running)))
+        elif isinstance(message, PauseReq):
+            self.held = True
+            self._say(PauseReply(message.key, self.num_running, 0))
+        elif isinstance(message, ContinueReq):
+            self._say(ContinueReply(message.key, self.held))
+            self.release()
 
     def close(self) -> None:
         self._running.clear()

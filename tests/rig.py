@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,8 @@ from compute_loop.loop import ComputeLoop
 from compute_loop.runner.base import Runner
 from compute_loop.runner.hash_model import HashRunner, generate
 from control_loop.intake import Limits
-from control_loop.loop import ControlLoop, LoopLinks
+from control_loop.loop import ControlLoop
+from control_loop.parts import LoopLinks
 from srt.core.config import Config
 from srt.core.messages import (
     AbortReq,
@@ -75,6 +77,7 @@ class Rig:
         fault: Callable[[ForwardBatch], None] | None = None,
         runner: Runner[Any] | None = None,
         eos: int = EOS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = Config.from_flat(
             page_size=page_size,
@@ -90,7 +93,7 @@ class Rig:
         self.port = LocalPort(self.links.doorbell)
         self.runner = HashRunner(max_running, num_pages, page_size, context, vocab, asynchronous, fault)
         limits = Limits(vocab, context, num_pages * page_size, frozenset({eos}))
-        self.control = ControlLoop(self.config, limits, num_pages, self.port, self.links)
+        self.control = ControlLoop(self.config, limits, num_pages, self.port, self.links, clock)
         self.compute = ComputeLoop(
             runner or self.runner, max_running, self.links.commands, self.links.results, self.links.doorbell
         )

@@ -1,7 +1,8 @@
 """What clients and the control loop say to each other: frozen, and complete at birth.
 
-* client -> control: `TokenizedReq`, `AbortReq`, `FlushReq`, `StatsReq`
-* control -> client: `EngineReady`, `Accepted`, `Refused`, `TokenOutput`, `FlushReply`, `StatsReply`, `Heartbeat`,
+* client -> control: `TokenizedReq`, `AbortReq`, and questions of operators: `FlushReq`, `StatsReq`, `PauseReq`,
+  `ContinueReq`
+* control -> client: `EngineReady`, `Accepted`, `Refused`, `TokenOutput`, a reply to each question, `Heartbeat`,
   `EngineDied`
 
 The two loops talk in `srt.core.step_messages`. Arrays are columns: element i of each column of a message speaks of
@@ -24,6 +25,9 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 FinishKind = Literal["stop", "length", "abort", "error"]
+
+PauseMode = Literal["abort", "retract", "in_place"]
+"""What becomes of requests: they end; they wait again, without memory; they stay where they are."""
 
 
 def empty_int32() -> Int32Array:
@@ -54,7 +58,7 @@ class TokenizedReq:
     """A request as the control loop sees it.
 
     `token_ids` is the whole prompt (int32, at least one). Prompts match each other's prefixes only within one
-    `namespace`.
+    `namespace`. A higher `priority` goes first, where the policy looks at it.
     """
 
     key: int
@@ -62,6 +66,7 @@ class TokenizedReq:
     token_ids: Int32Array
     params: SamplingParams
     namespace: str | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,10 @@ class AbortReq:
 
 @dataclass(frozen=True, slots=True)
 class FlushReq:
-    """Empty the prefix cache; refused while there is work."""
+    """Empty the prefix cache, as soon as there is no work; refused when that takes longer than `timeout` seconds."""
 
     key: int
+    timeout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,25 @@ class StatsReq:
     key: int
 
 
-ClientMessage = TokenizedReq | AbortReq | FlushReq | StatsReq
+@dataclass(frozen=True, slots=True)
+class PauseReq:
+    """Start no step until `ContinueReq`; answered when none runs any more. New requests are accepted and wait."""
+
+    key: int
+    mode: PauseMode
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueReq:
+    """Go on after a pause; without one, nothing changes."""
+
+    key: int
+
+
+Question = FlushReq | StatsReq | PauseReq | ContinueReq
+"""What an operator asks; each has one reply, which names its `key`."""
+
+ClientMessage = TokenizedReq | AbortReq | Question
 
 
 # --- control -> client --------------------
@@ -152,6 +176,23 @@ class FlushReply:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseReply:
+    """The engine stands still: `num_running` requests hold memory, `num_waiting` wait."""
+
+    key: int
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueReply:
+    """The engine goes on; `was_paused` says whether it stood still."""
+
+    key: int
+    was_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """What the engine is doing and has done. Counters (``*_total``) only grow. Tokens unless said otherwise."""
 
@@ -163,6 +204,7 @@ class EngineStats:
     num_free_tokens: int = 0
     num_locked_tokens: int = 0
     num_slots_in_use: int = 0
+    is_paused: bool = False
     steps_total: int = 0
     requests_total: int = 0
     finished_total: int = 0
@@ -201,6 +243,6 @@ class EngineDied:
     error: ErrorInfo
 
 
-EngineMessage = (
-    EngineReady | Accepted | Refused | TokenOutput | FlushReply | StatsReply | Heartbeat | EngineDied
-)
+Reply = FlushReply | StatsReply | PauseReply | ContinueReply
+
+EngineMessage = EngineReady | Accepted | Refused | TokenOutput | Reply | Heartbeat | EngineDied

@@ -1,6 +1,7 @@
 """What the two loops say to each other: commands one way, results the other.
 
-* control -> compute: the *commands* `PrefillBatch`, `PageGrant`, `Drop`, `Fence`, `Shutdown`, numbered by `seq`
+* control -> compute: the *commands* `PrefillBatch`, `PageGrant`, `Drop`, `Fence`, `Resume`, `Shutdown`, numbered by
+  `seq`
 * compute -> control: `StepResult`
 
 A row is named by ``(slot, generation)``: a slot is a row of the device tables, a generation is one life of a request
@@ -114,7 +115,16 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Drain, then acknowledge by a result with `fenced` = `seq`."""
+    """Drain, then acknowledge by a result with `fenced` = `seq`; with `hold`, launch nothing until `Resume`."""
+
+    seq: int
+    epoch: int
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Launch steps again, after a `Fence` with `hold`."""
 
     seq: int
     epoch: int
@@ -128,7 +138,7 @@ class Shutdown:
     epoch: int
 
 
-Command = PrefillBatch | PageGrant | Drop | Fence | Shutdown
+Command = PrefillBatch | PageGrant | Drop | Fence | Resume | Shutdown
 
 
 # --- compute -> control --------------------

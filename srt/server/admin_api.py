@@ -1,4 +1,4 @@
-"""Routes about the server itself: health, information, cache, aborts, metrics."""
+"""Routes about the server itself: health, information, metrics."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from srt.core.errors import InvalidRequest, TwinloopError, Unavailable
+from srt.core.errors import TwinloopError, Unavailable
 from srt.core.messages import EngineStats
+from srt.server import operations
 from srt.server.frontend import Frontend
-from srt.server.http_body import read_body
 from srt.server.json_response import json_response
-from srt.server.protocol import AbortBody
 
 STATS_SECONDS = 10.0
 """How long the engine may take to say what it is doing: the control loop answers between two steps."""
@@ -35,20 +34,6 @@ def admin_routes(frontend: Frontend) -> APIRouter:
     async def server_info() -> Response:
         return json_response(await describe(frontend))
 
-    @router.get("/flush_cache", include_in_schema=False)
-    @router.post("/flush_cache")
-    async def flush_cache() -> Response:
-        return json_response({"success": True, "flushed_tokens": await client.flush()})
-
-    @router.post("/abort_request")
-    async def abort_request(request: Request) -> Response:
-        body = await read_body(request, AbortBody)
-        if body.abort_all and body.rid is None:
-            return json_response({"aborted": client.abort_all()})
-        if body.rid is None or body.abort_all:
-            raise InvalidRequest('say which request: {"rid": "..."} or {"abort_all": true}', field="rid")
-        return json_response({"aborted": client.abort_rid(body.rid)})
-
     @router.get("/metrics")
     async def metrics() -> Response:
         try:
@@ -67,7 +52,7 @@ async def ask_stats(frontend: Frontend) -> EngineStats:
         Unavailable: there is no engine, or it does not answer.
     """
     try:
-        return await asyncio.wait_for(frontend.client.stats(), STATS_SECONDS)
+        return await asyncio.wait_for(operations.stats(frontend.client), STATS_SECONDS)
     except TimeoutError:
         raise Unavailable(f"the engine did not answer within {STATS_SECONDS:g} s") from None
 

@@ -15,11 +15,13 @@ from compute_loop.models.files import locate_model
 from srt.core.config import Config
 from srt.core.errors import EngineFailure
 from srt.core.loop_thread import LoopThread
+from srt.core.messages import PauseMode
+from srt.server import operations
 from srt.server.admin_api import describe
+from srt.server.engine_body import generate_body
 from srt.server.engine_client import EngineClient
 from srt.server.event_loop import EventLoop
 from srt.server.frontend import Frontend
-from srt.server.http_body import validate_body
 from srt.server.native_api import answer_body, prepare
 from srt.server.protocol import GenerateBody
 
@@ -84,6 +86,8 @@ class Engine:
         input_ids: TokenIds | None = None,
         rid: str | Sequence[str] | None = None,
         extra_key: str | None = None,
+        cache_salt: str | None = None,
+        priority: int | None = None,
         stream: bool = False,
     ) -> Any:
         """Answers one prompt or a list of them, as POST /generate does.
@@ -92,7 +96,8 @@ class Engine:
             prompt: a text or a list of texts; or give `input_ids`.
             sampling_params: as in the body of /generate; a list: one for each prompt.
             rid: the request's id.
-            extra_key: prompts share cached prefixes only within one such key.
+            extra_key, cache_salt: prompts share cached prefixes only within one such pair.
+            priority: higher goes first, with `schedule_policy="priority"`.
             stream: an iterator over the answers so far; each has the whole text so far.
 
         Returns:
@@ -102,7 +107,15 @@ class Engine:
             InvalidRequest: names the field, the value and the limits.
             QueueFull, Unavailable, EngineFailure: try again.
         """
-        body = _body(prompt, sampling_params, input_ids, rid, extra_key)
+        body = generate_body(
+            text=prompt,
+            sampling_params=sampling_params,
+            input_ids=input_ids,
+            rid=rid,
+            extra_key=extra_key,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
         if stream:
             return self._iterate(body)
         return self._wait(self._generate(body))
@@ -115,10 +128,20 @@ class Engine:
         input_ids: TokenIds | None = None,
         rid: str | Sequence[str] | None = None,
         extra_key: str | None = None,
+        cache_salt: str | None = None,
+        priority: int | None = None,
         stream: bool = False,
     ) -> Any:
         """`generate` for a program with an event loop of its own. With `stream`, await it for an async iterator."""
-        body = _body(prompt, sampling_params, input_ids, rid, extra_key)
+        body = generate_body(
+            text=prompt,
+            sampling_params=sampling_params,
+            input_ids=input_ids,
+            rid=rid,
+            extra_key=extra_key,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
         if stream:
             return self._iterate_async(body)
         return await asyncio.wrap_future(self._submit(self._generate(body)))
@@ -135,13 +158,21 @@ class Engine:
         """Aborts the requests with exactly this id; how many."""
         return self._wait(self._call(lambda client: client.abort_rid(rid)))
 
-    def flush_cache(self) -> int:
+    def flush_cache(self, timeout: float = 0.0) -> int:
         """Empties the prefix cache; how many tokens it held.
 
         Raises:
-            Busy: the engine has work.
+            Busy: the engine has work, and still has it after `timeout` seconds.
         """
-        return self._wait(self._frontend.client.flush())
+        return self._wait(operations.flush(self._frontend.client, timeout))
+
+    def pause_generation(self, mode: PauseMode = "abort") -> None:
+        """Lets the engine stand still: requests end (abort), wait without memory (retract) or stay (in_place)."""
+        self._wait(operations.pause(self._frontend.client, mode))
+
+    def continue_generation(self) -> bool:
+        """Lets a paused engine go on; whether it was paused."""
+        return self._wait(operations.resume(self._frontend.client))
 
     def server_info(self) -> dict[str, Any]:
         """Options, limits and current state, as GET /server_info shows them."""
@@ -191,13 +222,13 @@ class Engine:
 
     async def _generate(self, body: GenerateBody) -> Answer | list[Answer]:
         call = await prepare(self._frontend, body)
-        async with self._frontend.generation(call.prompts, call.namespace) as generation:
+        async with self._frontend.generation(call.prompts, call.placement) as generation:
             answers = [answer_body(answer) for answer in await generation.finish()]
         return answers if call.is_batch else answers[0]
 
     async def _stream(self, body: GenerateBody) -> AsyncGenerator[list[Answer], None]:
         call = await prepare(self._frontend, body)
-        async with self._frontend.generation(call.prompts, call.namespace) as generation:
+        async with self._frontend.generation(call.prompts, call.placement) as generation:
             async for changes in generation:
                 for answer, _ in changes:
                     if answer.error is not None:
@@ -263,31 +294,3 @@ async def _next(stream: AsyncGenerator[T, None]) -> T:
 
 def _on_failure(failure: BaseException) -> None:
     log.error("the event loop of an Engine failed", exc_info=failure)
-
-
-def _body(
-    prompt: Prompts | None,
-    sampling_params: SamplingDict | None,
-    input_ids: TokenIds | None,
-    rid: str | Sequence[str] | None,
-    extra_key: str | None,
-) -> GenerateBody:
-    fields = {
-        "text": prompt,
-        "input_ids": input_ids,
-        "sampling_params": sampling_params,
-        "rid": rid,
-        "extra_key": extra_key,
-    }
-    return validate_body({name: _plain(value) for name, value in fields.items()}, GenerateBody)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON would have made of it: arrays, tuples and read-only mappings become lists and dicts."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from srt.core.errors import Aborted, ErrorInfo, InvalidRequest, TwinloopError, Unavailable
 from srt.core.messages import (
@@ -15,21 +15,19 @@ from srt.core.messages import (
     ClientMessage,
     EngineMessage,
     EngineReady,
-    EngineStats,
     FinishKind,
     FinishReason,
-    FlushReply,
-    FlushReq,
     Int32Array,
+    Question,
     Refused,
-    StatsReply,
-    StatsReq,
+    Reply,
     TokenizedReq,
     TokenOutput,
 )
 from srt.core.sampling_params import SamplingParams
 from srt.server.ipc import Link
 from srt.server.metrics import ServerMetrics
+from srt.server.placement import COMMON, Placement
 from srt.server.streams import Replies, Stream, StreamGroup
 
 EngineState = Literal["starting", "ready", "draining", "dead"]
@@ -63,8 +61,7 @@ class EngineClient:
             Accepted: self._on_accepted,
             Refused: self._on_refused,
             TokenOutput: self._on_output,
-            FlushReply: self._on_reply,
-            StatsReply: self._on_reply,
+            **dict.fromkeys(get_args(Reply), self._on_reply),
         }
         self.ready: EngineReady | None = None
 
@@ -130,7 +127,7 @@ class EngineClient:
             raise Unavailable("the model is still loading, try again soon")
 
     def submit(
-        self, requests: Sequence[tuple[str, Int32Array, SamplingParams]], namespace: str | None = None
+        self, requests: Sequence[tuple[str, Int32Array, SamplingParams]], placement: Placement = COMMON
     ) -> StreamGroup:
         """Sends requests (rid, prompt ids, parameters) to the engine.
 
@@ -152,7 +149,8 @@ class EngineClient:
             group.streams.append(stream)
             self._streams[stream.key] = stream
             self._by_rid.setdefault(rid, set()).add(stream)
-            self._link.send(TokenizedReq(stream.key, rid, token_ids, params, namespace))
+            where = placement.namespace, placement.priority
+            self._link.send(TokenizedReq(stream.key, rid, token_ids, params, *where))
         self._update_idle()
         return group
 
@@ -171,11 +169,15 @@ class EngineClient:
             self._forget(stream, kind)
 
     def abort_rid(self, rid: str) -> int:
-        """Aborts the requests of exactly this rid: they end with finish "abort". Returns how many."""
-        return self._abort(self._by_rid.get(rid, ()))
+        """Aborts the requests of exactly this rid: they end with finish "abort". Returns how many.
+
+        The id is free at once: a request is known to the engine by its key, so a new one gets nothing of theirs.
+        """
+        return self._abort(self._by_rid.pop(rid, ()))
 
     def abort_all(self) -> int:
         """Aborts every live request; their streams end with finish "abort". Returns how many."""
+        self._by_rid.clear()
         return self._abort(self._streams.values())
 
     def _abort(self, streams: Collection[Stream]) -> int:
@@ -183,28 +185,18 @@ class EngineClient:
             self._send(AbortReq(stream.key))
         return len(streams)
 
-    async def flush(self) -> int:
-        """Empties the prefix cache; the number of tokens that it held.
+    async def ask(self, question: Callable[[int], Question]) -> Any:
+        """Sends ``question(key)`` and waits for the reply that names the key.
 
         Raises:
-            Busy: the engine has work.
+            Unavailable: there is no engine.
+            EngineFailure: it died before it answered.
         """
-        reply: FlushReply = await self._ask(FlushReq)
-        if reply.error is not None:
-            raise reply.error.to_exception()
-        return reply.flushed_tokens
-
-    async def stats(self) -> EngineStats:
-        """What the engine is doing now."""
-        reply: StatsReply = await self._ask(StatsReq)
-        return reply.stats
-
-    async def _ask(self, kind: type[FlushReq] | type[StatsReq]) -> Any:
         if self._link is None:
             raise Unavailable("there is no engine to ask: it is starting, or it died and is being restarted")
         key = next(self._keys)
         reply = self._replies.expect(key)
-        self._link.send(kind(key))
+        self._link.send(question(key))
         try:
             return await reply
         finally:
@@ -244,7 +236,7 @@ class EngineClient:
             elif stream.num_unread > self._max_unsent_tokens:
                 self._end_stalled(stream)
 
-    def _on_reply(self, message: FlushReply | StatsReply) -> None:
+    def _on_reply(self, message: Reply) -> None:
         self._replies.answer(message.key, message)
 
     def _time_tokens(self, stream: Stream, now: float, count: int) -> None:
@@ -273,10 +265,10 @@ class EngineClient:
 
     def _forget(self, stream: Stream, kind: FinishKind | None) -> None:
         del self._streams[stream.key]
-        namesakes = self._by_rid[stream.rid]
-        namesakes.remove(stream)
+        namesakes = self._by_rid.get(stream.rid, set())
+        namesakes.discard(stream)
         if not namesakes:
-            del self._by_rid[stream.rid]
+            self._by_rid.pop(stream.rid, None)
         if kind is not None:
             self._metrics.finished(kind, time.monotonic() - stream.submitted_at)
         self._update_idle()

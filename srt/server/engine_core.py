@@ -9,7 +9,8 @@ from collections.abc import Callable
 from compute_loop.loop import ComputeLoop
 from compute_loop.runner.load import LoadedModel, load_runner
 from control_loop.intake import Limits
-from control_loop.loop import ControlLoop, LoopLinks
+from control_loop.loop import ControlLoop
+from control_loop.parts import LoopLinks
 from srt.core.config import Config
 from srt.core.loop_thread import Loop, LoopThread
 from srt.core.messages import EngineReady

@@ -14,6 +14,7 @@ from srt.server.chat_template import ChatTemplate
 from srt.server.engine_client import EngineClient
 from srt.server.generation import Generation, Prompt
 from srt.server.metrics import ServerMetrics
+from srt.server.placement import Placement
 from srt.server.requests import PromptBuilder
 from srt.server.tokenizer import Tokenizer
 
@@ -59,7 +60,7 @@ class Frontend:
             prompts=PromptBuilder(client, tokenizer),
         )
 
-    def generation(self, prompts: Sequence[Prompt], namespace: str | None = None) -> Generation:
+    def generation(self, prompts: Sequence[Prompt], placement: Placement) -> Generation:
         """All choices of one request, not sent yet.
 
         Raises:
@@ -76,7 +77,7 @@ class Frontend:
             self.client,
             self.tokenizer,
             prompts,
-            namespace=namespace,
+            placement=placement,
             log_request=self.config.server.log_requests,
         )
 

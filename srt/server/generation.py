@@ -13,6 +13,7 @@ from srt.core.messages import FinishReason, Int32Array
 from srt.core.sampling_params import SamplingParams
 from srt.server.detokenizer import StreamText, TextDelta
 from srt.server.engine_client import EngineClient
+from srt.server.placement import COMMON, Placement
 from srt.server.stop_strings import StopStrings
 from srt.server.streams import Stream, StreamGroup
 from srt.server.tokenizer import Tokenizer
@@ -115,12 +116,12 @@ class Generation:
         tokenizer: Tokenizer,
         prompts: Sequence[Prompt],
         *,
-        namespace: str | None = None,
+        placement: Placement = COMMON,
         log_request: bool = False,
     ) -> None:
         self._client = client
         self._prompts = prompts
-        self._namespace = namespace
+        self._placement = placement
         self._log_request = log_request
         self._texts = _stream_texts(tokenizer, prompts)
         self._group = StreamGroup()
@@ -133,7 +134,7 @@ class Generation:
             TwinloopError: the refusal; nothing of the request runs any more.
         """
         requests = [(prompt.rid, prompt.token_ids, prompt.params) for prompt in self._prompts]
-        self._group = self._client.submit(requests, self._namespace)
+        self._group = self._client.submit(requests, self._placement)
         columns = zip(self._prompts, self._group.streams, self._texts, strict=True)
         self.answers = [Answer(index, *column) for index, column in enumerate(columns)]
         try:

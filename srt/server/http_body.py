@@ -17,8 +17,8 @@ MAX_BODY_BYTES = 64 * 2**20
 BodyT = TypeVar("BodyT", bound=Body)
 
 
-async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
-    """Reads and checks the body of a request.
+async def read_body(request: Request, kind: type[BodyT], *, may_be_empty: bool = False) -> BodyT:
+    """Reads and checks the body of a request; no body at all is an empty object where it `may_be_empty`.
 
     Raises:
         InvalidRequest: not JSON, not a body of this kind, or over `MAX_BODY_BYTES`; names the field.
@@ -33,7 +33,7 @@ async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
         data = await _read_bytes(request)
     except ClientDisconnect:
         raise Aborted("the client went away while it sent the body") from None
-    return parse_body(data, kind)
+    return parse_body(data or b"{}" if may_be_empty else data, kind)
 
 
 def parse_body(data: bytes, kind: type[BodyT]) -> BodyT:

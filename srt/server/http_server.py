@@ -11,9 +11,10 @@ from srt.server.frontend import Frontend
 from srt.server.http_errors import on_http_error, on_twinloop_error, on_unexpected_error
 from srt.server.native_api import native_routes
 from srt.server.openai_api import openai_routes
+from srt.server.operations_api import operation_routes
 from srt.server.token_api import token_routes
 
-ROUTES = (native_routes, openai_routes, token_routes, admin_routes)
+ROUTES = (native_routes, openai_routes, token_routes, admin_routes, operation_routes)
 """Each makes the routes of one family for a server. A new family is a file and a line here."""
 
 

@@ -15,6 +15,7 @@ from srt.server.generation import Answer, Generation, Prompt
 from srt.server.http_body import read_body
 from srt.server.http_errors import native_error
 from srt.server.json_response import json_response
+from srt.server.placement import Placement
 from srt.server.protocol import GenerateBody, NativeSampling
 from srt.server.sse import EventStream, event, while_connected
 
@@ -27,7 +28,7 @@ class GenerateCall:
 
     prompts: list[Prompt]
     is_batch: bool
-    namespace: str | None
+    placement: Placement
 
 
 def native_routes(frontend: Frontend) -> APIRouter:
@@ -38,7 +39,7 @@ def native_routes(frontend: Frontend) -> APIRouter:
     async def generate(request: Request) -> Response:
         body = await read_body(request, GenerateBody)
         call = await prepare(frontend, body)
-        generation = frontend.generation(call.prompts, call.namespace)
+        generation = frontend.generation(call.prompts, call.placement)
         if body.stream:
             return EventStream(generation, lambda entered: _events(entered, call.is_batch))
         answers = await while_connected(request.receive, _finished(generation))
@@ -76,7 +77,7 @@ async def prepare(frontend: Frontend, body: GenerateBody) -> GenerateCall:
             max_field="max_new_tokens",
             prompt_field=field,
         )
-    return GenerateCall(prompts, _is_batch(body) or len(prompts) > 1, body.extra_key)
+    return GenerateCall(prompts, _is_batch(body) or len(prompts) > 1, body.placement)
 
 
 async def _encode(frontend: Frontend, body: GenerateBody) -> tuple[list[Int32Array], str]:

@@ -15,7 +15,7 @@ from srt.server.generation import Answer, Generation, Prompt
 from srt.server.http_body import read_body
 from srt.server.json_response import json_response
 from srt.server.openai_answers import ChatShape, CompletionShape, OpenAiShape
-from srt.server.protocol import ChatBody, ChatMessage, CompletionBody, OpenAiBody
+from srt.server.openai_protocol import ChatBody, ChatMessage, CompletionBody, OpenAiBody
 from srt.server.requests import INLINE_CHARACTERS, new_rid
 from srt.server.sse import EventStream, while_connected
 
@@ -139,7 +139,7 @@ async def _answer(
     kind: type[OpenAiShape],
 ) -> Response:
     shape = kind(prompts[0].rid, frontend.model_name, body.n or 1)
-    generation = frontend.generation(prompts, body.extra_key)
+    generation = frontend.generation(prompts, body.placement)
     if body.stream:
         return EventStream(generation, lambda entered: shape.events(entered, body.include_usage))
     return json_response(shape.whole(await while_connected(request.receive, _finished(generation))))

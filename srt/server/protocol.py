@@ -1,21 +1,29 @@
-"""The bodies of all requests, each defined once. What is not understood is refused by name, never ignored."""
+"""The bodies of requests, each defined once. What is not understood is refused by name, never ignored.
+
+Those of OpenAI's routes are in `openai_protocol`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from srt.core.errors import InvalidRequest
+from srt.core.messages import PauseMode
 from srt.core.sampling_params import MAX_SEED, SamplingParams
+from srt.server.placement import MAX_PRIORITY, MIN_PRIORITY, Placement
 
 MAX_N = 128
 """Most choices for one prompt."""
 
 MAX_PROMPTS = 4096
 """Most prompts in one body."""
+
+MAX_FLUSH_SECONDS = 3600.0
+"""Longest wait of a flush."""
 
 Neutral = Mapping[str, tuple[object, ...]]
 """Fields that clients send though they mean nothing by it -> the values that mean nothing. null always does."""
@@ -84,6 +92,18 @@ class SamplingFields(Body):
         )
 
 
+class PlacementFields(Body):
+    """How a request stands among others."""
+
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = Field(default=None, ge=MIN_PRIORITY, le=MAX_PRIORITY)
+
+    @property
+    def placement(self) -> Placement:
+        return Placement.of(self.extra_key, self.cache_salt, self.priority)
+
+
 # --- native ---------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +135,7 @@ class NativeSampling(SamplingFields):
     )
 
 
-class GenerateBody(Body):
+class GenerateBody(PlacementFields):
     """POST /generate."""
 
     neutral: ClassVar[Neutral] = {
@@ -133,7 +153,6 @@ class GenerateBody(Body):
         "lora_path": NOTHING,
         "session_params": NOTHING,
         "custom_logit_processor": NOTHING,
-        "priority": (0,),
         "log_metrics": (False, True),
         "background": (False,),
     }
@@ -143,7 +162,6 @@ class GenerateBody(Body):
     sampling_params: NativeSampling | list[NativeSampling] | None = None
     stream: bool | None = None
     rid: Rid | list[Rid] | None = None
-    extra_key: str | None = None
 
 
 class AbortBody(Body):
@@ -151,6 +169,26 @@ class AbortBody(Body):
 
     rid: str | None = None
     abort_all: bool | None = None
+
+
+class FlushQuery(Body):
+    """The query of /flush_cache. Its values come as text."""
+
+    model_config = ConfigDict(strict=False)
+
+    timeout: float = Field(default=0.0, ge=0, le=MAX_FLUSH_SECONDS)
+
+
+class PauseBody(Body):
+    """POST /pause_generation."""
+
+    mode: PauseMode = "abort"
+
+
+class ContinueBody(Body):
+    """POST /continue_generation."""
+
+    neutral: ClassVar[Neutral] = {"torch_empty_cache": (False, True)}
 
 
 class TokenizeBody(Body):
@@ -167,119 +205,6 @@ class DetokenizeBody(Body):
     model: str | None = None
     tokens: list[int] | Annotated[list[list[int]], Field(max_length=MAX_PROMPTS)]
     skip_special_tokens: bool = True
-
-
-# --- OpenAI ---------------------------------------------------------------------------------------------------
-
-_OPENAI_NEUTRAL: Neutral = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "best_of": (1,),
-    "stop_regex": ([], ""),
-    "regex": ("",),
-    "json_schema": ("",),
-    "ebnf": ("",),
-    "structural_tag": ("",),
-    "lora_path": NOTHING,
-    "metadata": ({},),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-}
-
-
-class StreamOptions(Body):
-    neutral: ClassVar[Neutral] = {"include_obfuscation": (False, True), "continuous_usage_stats": (False,)}
-
-    include_usage: bool | None = None
-
-
-class OpenAiBody(SamplingFields):
-    """What /v1/completions and /v1/chat/completions share. `user` names the client's user and changes nothing."""
-
-    model: str | None = None
-    max_tokens: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    rid: Rid | None = None
-    extra_key: str | None = None
-    user: str | None = None
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-
-class CompletionBody(OpenAiBody):
-    """POST /v1/completions."""
-
-    neutral: ClassVar[Neutral] = {
-        **_OPENAI_NEUTRAL,
-        "echo": (False,),
-        "suffix": ("",),
-        "logprobs": NOTHING,
-        "response_format": ({"type": "text"},),
-    }
-
-    prompt: (
-        str
-        | list[int]
-        | Annotated[list[str], Field(max_length=MAX_PROMPTS)]
-        | Annotated[list[list[int]], Field(max_length=MAX_PROMPTS)]
-    )
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(Body):
-    """One turn. `content` is a text or a list of text parts, which are joined."""
-
-    neutral: ClassVar[Neutral] = {
-        "tool_calls": ([],),
-        "tool_call_id": NOTHING,
-        "function_call": NOTHING,
-        "audio": NOTHING,
-        "refusal": NOTHING,
-        "annotations": ([],),
-        "reasoning_content": ("",),
-    }
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-    name: str | None = None
-
-
-class ChatBody(OpenAiBody):
-    """POST /v1/chat/completions."""
-
-    neutral: ClassVar[Neutral] = {
-        **_OPENAI_NEUTRAL,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
-        "modalities": (["text"],),
-        "audio": NOTHING,
-        "prediction": NOTHING,
-        "reasoning_effort": NOTHING,
-        "verbosity": NOTHING,
-        "web_search_options": NOTHING,
-    }
-
-    messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 def shown(value: object) -> str:

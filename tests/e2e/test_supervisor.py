@@ -17,6 +17,7 @@ from srt.core.config import Config
 from srt.core.errors import EngineFailure
 from srt.core.messages import Int32Array
 from srt.core.sampling_params import SamplingParams
+from srt.server import operations
 from srt.server.engine_client import EngineClient
 from srt.server.engine_supervisor import EngineSupervisor
 from srt.server.ipc import ZmqLink
@@ -98,6 +99,6 @@ def test_30_an_engine_that_hangs_is_killed_by_the_watchdog_and_replaced() -> Non
                 await asyncio.sleep(0)
             assert watch.pid != first
             assert watch.supervisor.num_restarts == 1
-            assert (await watch.client.stats()).num_running_reqs == 0
+            assert (await operations.stats(watch.client)).num_running_reqs == 0
 
     asyncio.run(main())

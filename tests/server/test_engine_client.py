@@ -25,8 +25,10 @@ from srt.core.messages import (
     TokenOutput,
 )
 from srt.core.sampling_params import SamplingParams
+from srt.server import operations
 from srt.server.engine_client import EngineClient
 from srt.server.metrics import ServerMetrics
+from srt.server.placement import Placement
 from srt.server.streams import StreamGroup, TokenBatch
 
 READY = EngineReady("m", "float32", "cpu", "eager", False, 100, 64, 256, 16, 8, 0.1)
@@ -187,6 +189,23 @@ def test_abort_takes_exactly_one_rid_and_the_stream_gets_its_finish() -> None:
     run(scenario)
 
 
+def test_b26_an_id_is_free_as_soon_as_its_abort_is_asked_for() -> None:
+    async def scenario(desk: Desk) -> None:
+        old = desk.submit("x")
+        assert desk.client.abort_rid("x") == 1
+        new = desk.submit("x")
+        assert desk.client.abort_rid("y") == 0
+        desk.output((old.streams[0].key, [4], FinishReason("abort")), (new.streams[0].key, [5], None))
+        assert new.streams[0].take() == TokenBatch([5], 0, None, 0)
+        with pytest.raises(InvalidRequest, match="'x'"):
+            desk.submit("x")
+        assert desk.client.abort_all() == 1
+        desk.output((new.streams[0].key, [], FinishReason("abort")))
+        assert desk.client.num_live == 0
+
+    run(scenario)
+
+
 def test_a_stop_string_ends_the_stream_here_and_tells_the_engine_what_belongs() -> None:
     async def scenario(desk: Desk) -> None:
         group = desk.submit("a")
@@ -207,7 +226,7 @@ def test_30_death_of_the_engine_ends_everything_that_waits() -> None:
         (stream,) = running.streams
         desk.client.on_message(Accepted(stream.key))
         desk.output((stream.key, [3], None))
-        stats = asyncio.create_task(desk.client.stats())
+        stats = asyncio.create_task(operations.stats(desk.client))
         await asyncio.sleep(0)
         desk.client.disconnect(EngineFailure("ended by SIGKILL"))
         batch = stream.take()
@@ -224,7 +243,7 @@ def test_30_death_of_the_engine_ends_everything_that_waits() -> None:
         with pytest.raises(Unavailable, match="restarting"):
             desk.submit("c")
         with pytest.raises(Unavailable):
-            await desk.client.stats()
+            await operations.stats(desk.client)
         desk.client.connect(desk.link, READY)
         assert state(desk.client) == "ready"
         again = desk.submit("a")
@@ -273,7 +292,8 @@ def test_a_reader_that_leaves_too_much_unread_is_aborted_with_the_numbers() -> N
 
 def test_flush_and_stats_are_answered_by_key() -> None:
     async def scenario(desk: Desk) -> None:
-        flush, stats = asyncio.create_task(desk.client.flush()), asyncio.create_task(desk.client.stats())
+        flush = asyncio.create_task(operations.flush(desk.client))
+        stats = asyncio.create_task(operations.stats(desk.client))
         await asyncio.sleep(0)
         ask_flush, ask_stats = desk.link.sent
         assert isinstance(ask_flush, FlushReq)
@@ -285,7 +305,7 @@ def test_flush_and_stats_are_answered_by_key() -> None:
         desk.client.on_message(FlushReply(ask_flush.key, 96))
         assert await flush == 96
         assert not owed(desk.client)
-        refused = asyncio.create_task(desk.client.flush())
+        refused = asyncio.create_task(operations.flush(desk.client))
         await asyncio.sleep(0)
         desk.client.on_message(
             FlushReply(desk.link.sent[-1].key, error=ErrorInfo("busy", 409, "2 requests run", True))
@@ -318,10 +338,11 @@ def test_latencies_and_outcomes_reach_the_metrics() -> None:
 def test_messages_are_requests_with_the_prompt_and_parameters() -> None:
     async def scenario(desk: Desk) -> None:
         prompt: Int32Array = np.array([3, 4, 5], np.int32)
-        desk.client.submit([("a", prompt, SamplingParams(seed=9))], namespace="tenant")
+        desk.client.submit([("a", prompt, SamplingParams(seed=9))], Placement("tenant", 5))
         (request,) = desk.link.sent
         assert isinstance(request, TokenizedReq)
         assert request.token_ids.tolist() == [3, 4, 5]
-        assert (request.rid, request.params.seed, request.namespace) == ("a", 9, "tenant")
+        assert (request.rid, request.params.seed) == ("a", 9)
+        assert (request.namespace, request.priority) == ("tenant", 5)
 
     run(scenario)

@@ -310,7 +310,33 @@ def test_b25_the_same_rid_twice_is_a_400_that_names_it() -> None:
 
 def test_the_tokens_of_a_namespace_stay_in_it() -> None:
     async def scenario(desk: ApiDesk) -> None:
-        await desk.post("/generate", {**SIMPLE, "extra_key": "tenant-1"})
-        assert desk.engine.requests[-1].namespace == "tenant-1"
+        seen: set[str | None] = set()
+        for tenant in (
+            {},
+            {"extra_key": "a"},
+            {"cache_salt": "a"},
+            {"extra_key": ""},
+            {"extra_key": "a", "cache_salt": "a"},
+            {"extra_key": '["a",null]'},
+        ):
+            for path, body in (("/generate", SIMPLE), ("/v1/completions", {"prompt": "a", "max_tokens": 1})):
+                assert (await desk.post(path, {**body, **tenant})).status_code == 200
+            assert len({request.namespace for request in desk.engine.requests[-2:]}) == 1
+            seen.add(desk.engine.requests[-1].namespace)
+        assert len(seen) == 6 and None in seen
+
+    with_api(scenario)
+
+
+def test_a_priority_reaches_the_engine_and_has_limits() -> None:
+    async def scenario(desk: ApiDesk) -> None:
+        await desk.post("/generate", {**SIMPLE, "priority": -3})
+        assert desk.engine.requests[-1].priority == -3
+        await desk.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "priority": 7})
+        assert desk.engine.requests[-1].priority == 7
+        for wrong in (2**31, 1.5, "1", True):
+            refused = await desk.post("/generate", {**SIMPLE, "priority": wrong})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["field"] == "priority"
 
     with_api(scenario)

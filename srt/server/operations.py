@@ -1,0 +1,53 @@
+"""What an operator asks of a running engine; every question has one reply."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from srt.core.messages import (
+    ContinueReply,
+    ContinueReq,
+    EngineStats,
+    FlushReply,
+    FlushReq,
+    PauseMode,
+    PauseReply,
+    PauseReq,
+    StatsReply,
+    StatsReq,
+)
+from srt.server.engine_client import EngineClient
+
+
+async def stats(client: EngineClient) -> EngineStats:
+    """What the engine is doing now.
+
+    Raises:
+        Unavailable: there is no engine. So do all functions here.
+    """
+    reply: StatsReply = await client.ask(StatsReq)
+    return reply.stats
+
+
+async def flush(client: EngineClient, patience: float = 0.0) -> int:
+    """Empties the prefix cache, when the work has ended within `patience` seconds; how many tokens it held.
+
+    Raises:
+        Busy: the engine still has work.
+    """
+    reply: FlushReply = await client.ask(partial(FlushReq, timeout=patience))
+    if reply.error is not None:
+        raise reply.error.to_exception()
+    return reply.flushed_tokens
+
+
+async def pause(client: EngineClient, mode: PauseMode) -> PauseReply:
+    """Lets the engine stand still until `resume`, and waits until it does."""
+    reply: PauseReply = await client.ask(partial(PauseReq, mode=mode))
+    return reply
+
+
+async def resume(client: EngineClient) -> bool:
+    """Lets a paused engine go on; whether it was paused."""
+    reply: ContinueReply = await client.ask(ContinueReq)
+    return reply.was_paused
