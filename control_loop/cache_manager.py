@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from control_loop.req import Req
 from control_loop.slots import SlotTable
 from mem_pool.page_allocator import PageAllocator
@@ -50,6 +52,17 @@ class CacheManager:
     def match_length(self, req: Req) -> int:
         """How many cached tokens `admit` would find; for ordering only, so it does not count as a use of the prefix."""
         return self.cache.match_length(req.radix_key)
+
+    def num_owned(self, slot: int) -> int:
+        """Pages of a lease that the tree has not taken."""
+        return len(self._slots.owned_pages(slot))
+
+    def locked_path(self, slot: int) -> Iterator[TreeNode]:
+        """The tree's nodes that the row of a slot has locked, from the end of its path up, without the root."""
+        node = self._nodes[slot]
+        while node.parent is not None:
+            yield node
+            node = node.parent
 
     def admit(self, req: Req, headroom: int) -> bool:
         """Takes a slot for `req`, locks its cached prefix and reserves pages for all the rest of its tokens.

@@ -25,6 +25,7 @@ class Counters:
     generation_tokens_total: int = 0
     prefill_chunks_total: int = 0
     retracted_total: int = 0
+    preempted_total: int = 0
     parked_rows_total: int = 0
     failed_steps_total: int = 0
     device_busy_seconds_total: float = 0.0

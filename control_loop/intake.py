@@ -21,7 +21,7 @@ class Limits:
     eos_token_ids: frozenset[int]
 
 
-def make_req(message: TokenizedReq, limits: Limits, arrival: int) -> Req:
+def make_req(message: TokenizedReq, limits: Limits, arrival: int, now: float) -> Req:
     """Checks a request against the limits; its output is cut where the context ends (finish "length").
 
     Raises:
@@ -45,7 +45,7 @@ def make_req(message: TokenizedReq, limits: Limits, arrival: int) -> Req:
             field="input_ids",
         )
     max_new_tokens = min(message.params.max_new_tokens, limits.context_length - length)
-    req = Req(message, max_new_tokens, limits.eos_token_ids, arrival)
+    req = Req(message, max_new_tokens, limits.eos_token_ids, arrival, now)
     if req.max_kv > limits.max_total_tokens:
         raise InvalidRequest(
             f"the prompt has {length} tokens and max_new_tokens is {max_new_tokens}: together {req.max_kv} tokens "

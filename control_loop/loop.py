@@ -14,6 +14,7 @@ from control_loop.parts import LoopLinks, LoopParts
 from control_loop.pause import Pause
 from control_loop.req import Req
 from control_loop.scheduler import Scheduler
+from control_loop.timeouts import Timeouts
 from srt.core.config import Config
 from srt.core.errors import Aborted, QueueFull, TwinloopError
 from srt.core.messages import (
@@ -64,6 +65,7 @@ class ControlLoop:
         self._scheduler = Scheduler(config.schedule, parts)
         self._pause = Pause(parts)
         self._flush = CacheFlush(parts, lambda: self._pause.mode is not None)
+        self._timeouts = Timeouts(config.schedule, parts)
         self._live: dict[int, Req] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             TokenizedReq: self._accept,
@@ -73,6 +75,7 @@ class ControlLoop:
             PauseReq: self._pause.ask,
             ContinueReq: self._pause.resume,
         }
+        self._by_priority = config.schedule.schedule_policy == "priority"
         self._checked_idle = True
         self._last_result = self._last_heartbeat = clock()
         self.stopped = False
@@ -131,26 +134,21 @@ class ControlLoop:
         return bool(results)
 
     def advance_operations(self) -> bool:
-        """Goes on with what operators have asked for and what could not be done at once."""
+        """Goes on with what operators have asked for and could not be done at once; ends what took too long."""
+        late = self._timeouts.advance(self._live.values())
         flushed, paused = self._flush.advance(), self._pause.advance()
-        return flushed or paused
+        return late or flushed or paused
 
     def schedule_prefill(self) -> bool:
         if self._flush.is_draining or self._pause.mode is not None:
             return self._outputs.send_drops()
-        if self._scheduler.schedule_prefill():
-            return True
-        victim = self._scheduler.blocked_suspect_victim()
-        if victim is not None:
-            self._outputs.retract(victim)
-        return self._outputs.send_drops()
+        sent = self._scheduler.schedule_prefill()
+        return self._outputs.send_drops() or sent
 
     def grant_pages(self) -> bool:
         if self._pause.mode is not None:
             return False
-        sent, victim = self._scheduler.grant_pages()
-        if victim is not None:
-            self._outputs.retract(victim)
+        sent = self._scheduler.grant_pages()
         return self._outputs.send_drops() or sent
 
     def deliver(self) -> None:
@@ -193,13 +191,8 @@ class ControlLoop:
     def _accept(self, message: TokenizedReq) -> None:
         self._counters.requests_total += 1
         try:
-            # Who arrives with a slot free does not wait, though no pass has admitted him yet.
-            if len(self._waiting) >= self._waiting.max_queued + self._slots.num_free:
-                raise QueueFull(
-                    f"{len(self._waiting)} requests wait already, --max-queued-requests is "
-                    f"{self._waiting.max_queued}; try again later"
-                )
-            req = make_req(message, self._limits, self._counters.requests_total)
+            req = make_req(message, self._limits, self._counters.requests_total, self._clock())
+            self._make_room_for(req)
         except TwinloopError as error:
             self._port.send(Refused(message.key, error.info()))
             return
@@ -209,6 +202,20 @@ class ControlLoop:
         self._live[req.key] = req
         self._waiting.push(req)
         self._port.send(Accepted(req.key))
+
+    def _make_room_for(self, req: Req) -> None:
+        """Raises:
+        QueueFull: the queue is, and nobody in it is less important.
+        """
+        # Who arrives with a slot free does not wait, though no pass has admitted him yet.
+        if len(self._waiting) < self._waiting.max_queued + self._slots.num_free:
+            return
+        full = f"{len(self._waiting)} requests wait, --max-queued-requests is {self._waiting.max_queued}"
+        weakest = self._waiting.weakest() if self._by_priority else None
+        if weakest is None or weakest.priority >= req.priority:
+            raise QueueFull(f"{full}; try again later")
+        error = QueueFull(f"{full}: a request of higher priority took this one's place; try again later")
+        self._outputs.abort(weakest, None, FinishReason("error", error=error.info()))
 
     def _abort(self, message: AbortReq) -> None:
         req = self._live.get(message.key)

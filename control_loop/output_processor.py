@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class OutputProcessor:
         commands: CommandSender,
         outbox: Outbox,
         counters: Counters,
+        clock: Callable[[], float],
     ) -> None:
         self._manager = manager
         self._slots = slots
@@ -39,6 +41,7 @@ class OutputProcessor:
         self._commands = commands
         self._outbox = outbox
         self._counters = counters
+        self._clock = clock
         self._leaving: list[Row] = []
         self.recovery = Recovery()
 
@@ -109,7 +112,7 @@ class OutputProcessor:
 
     def _leave(self, req: Req) -> None:
         req.phase = Phase.LEAVING
-        self._slots.decoding[req.slot] = False
+        self._slots.decoding[req.slot] = self._slots.alive[req.slot] = False
 
     def _finish(self, req: Req, reason: FinishReason) -> None:
         """The one finish of a request; later ones are void."""
@@ -138,7 +141,7 @@ class OutputProcessor:
         if req.finish is not None:
             req.phase = Phase.GONE
             return
-        req.requeue(known)
+        req.requeue(known, self._clock())
         self._waiting.push_front(req)
 
     def _start_epoch(self, epoch: int, fault: StepFault) -> None:

@@ -34,11 +34,6 @@ class PageCredits:
         self._slots = slots
         self._page_size = slots.page_size
 
-    @property
-    def headroom(self) -> int:
-        """Pages that running rows will soon ask for; an admission leaves them."""
-        return int(np.count_nonzero(self._slots.decoding)) * -(-CREDIT_REFILL // self._page_size)
-
     def grant(self) -> tuple[MakeGrant | None, bool]:
         """Grants what is due. Second: True when memory is so short that a row has to be retracted."""
         slots = self._slots
@@ -107,7 +102,7 @@ class PageCredits:
 
 
 def choose_victim(live: Iterable[Req], slots: SlotTable) -> Req | None:
-    """Whom to retract: least output first, then the youngest. None while it would not help.
+    """Whom to retract: lowest priority, then least output, then the youngest. None while it would not help.
 
     While a row is leaving, its pages are still fenced: its release is waited for first, or one shortage would retract
     everybody. The last row is never retracted, so one request always makes progress.
@@ -115,4 +110,6 @@ def choose_victim(live: Iterable[Req], slots: SlotTable) -> Req | None:
     reqs = list(live)
     if len(reqs) < 2 or any(req.phase is Phase.LEAVING for req in reqs):
         return None
-    return min(reqs, key=lambda req: (int(slots.num_tokens[req.slot]) - req.prompt_len, -req.arrival))
+    return min(
+        reqs, key=lambda req: (req.priority, int(slots.num_tokens[req.slot]) - req.prompt_len, -req.arrival)
+    )

@@ -65,7 +65,7 @@ class LoopParts:
         manager = CacheManager(cache, PageAllocator(num_pages), slots)
         waiting = WaitingQueue(config.schedule.max_queued_requests)
         commands, outbox, counters = CommandSender(links.commands), Outbox(), Counters()
-        outputs = OutputProcessor(manager, slots, waiting, commands, outbox, counters)
+        outputs = OutputProcessor(manager, slots, waiting, commands, outbox, counters, clock)
         return cls(port, commands, manager, slots, waiting, outbox, outputs, counters, clock)
 
     @property

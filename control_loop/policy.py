@@ -2,40 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from control_loop.req import Req
 
-MatchLength = Callable[[Req], int]
-"""How many tokens of a request are cached now; not free of cost."""
 
-Policy = Callable[[Iterable[Req], MatchLength], Sequence[Req]]
+class CachedPrefixes(Protocol):
+    """What a policy may ask about the tree."""
 
-MAX_OVERTAKEN = 32
+    def match_length(self, req: Req) -> int:
+        """How many tokens of a request are cached now. Cheap while the tree stays as it is."""
+
+
+Policy = Callable[[Sequence[Req], CachedPrefixes], list[Req]]
+"""Waiting requests, in the order in which they came, to the order in which they are tried."""
+
+MAX_OVERTAKEN: Final = 32
 """A request that others have overtaken in this many passes is tried first, however hot they are."""
 
+_SPREAD: Final = 0x9E3779B97F4A7C15
+_WORD: Final = 2**64 - 1
 
-def fcfs(waiting: Iterable[Req], match_length: MatchLength) -> Sequence[Req]:
+
+def fcfs(waiting: Sequence[Req], prefixes: CachedPrefixes) -> list[Req]:
     """First come, first served."""
     return list(waiting)
 
 
-def lpm(waiting: Iterable[Req], match_length: MatchLength) -> Sequence[Req]:
-    """Longest cached prefix first, which keeps hot prefixes in the tree; among equals the oldest.
+def priority(waiting: Sequence[Req], prefixes: CachedPrefixes) -> list[Req]:
+    """Highest priority first; among equals first come, first served."""
+    return sorted(waiting, key=lambda req: -req.priority)
 
-    A cold request starts after at most `MAX_OVERTAKEN` passes that admit somebody else before it.
+
+def lpm(waiting: Sequence[Req], prefixes: CachedPrefixes) -> list[Req]:
+    """Longest cached prefix first, which keeps hot prefixes in the tree."""
+    return sorted(waiting, key=lambda req: (req.is_new, -prefixes.match_length(req)))
+
+
+def shortest_prefill_first(waiting: Sequence[Req], prefixes: CachedPrefixes) -> list[Req]:
+    """Fewest tokens to compute first: the shortest mean time to a first token."""
+    return sorted(waiting, key=lambda req: (req.is_new, len(req.token_ids) - prefixes.match_length(req)))
+
+
+def lof(waiting: Sequence[Req], prefixes: CachedPrefixes) -> list[Req]:
+    """Longest output first: what takes longest starts earliest, so that a batch ends together."""
+    return sorted(waiting, key=lambda req: (req.is_new, req.generated - req.max_new_tokens))
+
+
+def random_order(waiting: Sequence[Req], prefixes: CachedPrefixes) -> list[Req]:
+    """In no order that has to do with the requests; the same one in each pass and in each run.
+
+    Source of the scattering: Knuth, "The Art of Computer Programming", vol. 3, 6.4 (multiplicative hashing).
     """
-    reqs = list(waiting)
-    aged = [req for req in reqs if req.overtaken >= MAX_OVERTAKEN]
-    fresh = [req for req in reqs if req.overtaken < MAX_OVERTAKEN]
-    fresh.sort(key=lambda req: -match_length(req))
-    return [*aged, *fresh]
+    return sorted(waiting, key=lambda req: (req.is_new, req.arrival * _SPREAD & _WORD))
 
 
-POLICIES: dict[str, Policy] = {"fcfs": fcfs, "lpm": lpm}
+POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
+    {
+        "fcfs": fcfs,
+        "lpm": lpm,
+        "lof": lof,
+        "shortest-prefill-first": shortest_prefill_first,
+        "random": random_order,
+        "priority": priority,
+    }
+)
+"""Name -> policy. All but `priority` try requests that have lived before ahead of new ones: somebody reads them."""
 
 
-def note_overtaking(waiting: Iterable[Req], admitted: Sequence[Req]) -> None:
+def in_order(policy: Policy, waiting: Sequence[Req], prefixes: CachedPrefixes) -> list[Req]:
+    """The order of one pass: first whoever has been overtaken too often, oldest first, then as the policy says.
+
+    A pass stops at the first request that finds no memory. So a request starts, under every policy, after at most
+    `MAX_OVERTAKEN` passes that admit a younger one before it, and as many as those that are older need.
+    """
+    aged = sorted((req for req in waiting if is_aged(req)), key=lambda req: req.arrival)
+    if not aged:
+        return policy(waiting, prefixes)
+    return [*aged, *policy([req for req in waiting if not is_aged(req)], prefixes)]
+
+
+def is_aged(req: Req) -> bool:
+    return req.overtaken >= MAX_OVERTAKEN
+
+
+def note_overtaking(waiting: Sequence[Req], admitted: Sequence[Req]) -> None:
     """Counts, for each request still waiting, the passes in which a younger one was admitted."""
     if not admitted:
         return

@@ -45,22 +45,31 @@ class Req:
         "overtaken",
         "params",
         "phase",
+        "priority",
         "prompt_len",
+        "queued_at",
         "radix_key",
         "rid",
         "slot",
+        "started_at",
         "stop_token_ids",
         "suspect",
         "token_ids",
     )
 
     def __init__(
-        self, message: TokenizedReq, max_new_tokens: int, eos_token_ids: frozenset[int], arrival: int
+        self,
+        message: TokenizedReq,
+        max_new_tokens: int,
+        eos_token_ids: frozenset[int],
+        arrival: int,
+        now: float,
     ) -> None:
         self.key = message.key
         self.rid = message.rid
         self.params = message.params
         self.namespace = message.namespace
+        self.priority = message.priority
         self.token_ids: Int32Array = message.token_ids
         self.radix_key = RadixKey(message.token_ids, message.namespace)
         self.prompt_len = len(message.token_ids)
@@ -78,6 +87,8 @@ class Req:
         self.failures = 0
         self.suspect = False
         self.overtaken = 0
+        self.queued_at = now
+        self.started_at: float | None = None
 
     @property
     def generated(self) -> int:
@@ -85,12 +96,23 @@ class Req:
         return len(self.token_ids) - self.prompt_len
 
     @property
+    def is_new(self) -> bool:
+        """It has never held memory."""
+        return self.cached_tokens is None
+
+    @property
+    def runs_to_limit(self) -> bool:
+        """Nothing but `max_new_tokens` ends it."""
+        return self.params.ignore_eos and not self.stop_token_ids and not self.params.stop
+
+    @property
     def max_kv(self) -> int:
         """KV tokens that it can ever need: the last output token's are never read."""
         return max(self.prompt_len + self.max_new_tokens - 1, self.prompt_len)
 
-    def requeue(self, token_ids: Int32Array) -> None:
+    def requeue(self, token_ids: Int32Array, now: float) -> None:
         """Ends a life: it waits again, with all tokens known so far as its prompt."""
+        self.queued_at = now
         self.token_ids = token_ids
         self.radix_key = RadixKey(token_ids, self.namespace)
         self.phase = Phase.WAITING

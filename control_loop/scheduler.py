@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from control_loop.admission import Admission, NewTokenRatio
 from control_loop.page_credits import PageCredits, choose_victim
 from control_loop.parts import LoopParts
-from control_loop.policy import POLICIES, note_overtaking
+from control_loop.policy import POLICIES, in_order, note_overtaking
+from control_loop.preemption import choose_preempted
 from control_loop.prefill_adder import PrefillAdder, Verdict
 from control_loop.req import Phase, Req
 from srt.core.config import ScheduleOptions
@@ -20,11 +24,15 @@ PROBATION_CREDIT = 1
 
 
 class Scheduler:
-    """Thread: control. One `PrefillBatch` a pass at most: requests that have begun go first, then new ones."""
+    """Thread: control. One `PrefillBatch` a pass at most: requests that have begun go first, then new ones.
+
+    What it takes back (a retraction, a preemption) it asks of the output processor; the caller sends the drops.
+    """
 
     def __init__(self, options: ScheduleOptions, parts: LoopParts) -> None:
         self._options = options
-        self._order = POLICIES[options.schedule_policy]
+        self._policy = POLICIES[options.schedule_policy]
+        self._parts = parts
         self._manager = parts.manager
         self._slots = parts.slots
         self._waiting = parts.waiting
@@ -32,13 +40,17 @@ class Scheduler:
         self._counters = parts.counters
         self._recovery = parts.outputs.recovery
         self._credits = PageCredits(parts.manager, parts.slots)
+        self._ratio = NewTokenRatio(options.schedule_conservativeness)
+        self._admission = Admission(parts.slots, self._ratio, options.schedule_conservativeness)
         self._unapplied: list[int] = []
+        self._seen_step = 0
 
     def schedule_prefill(self) -> bool:
         """Sends the next chunks, if there are any and compute has not enough already; True when it did."""
         self._unapplied = [seq for seq in self._unapplied if seq > self._commands.applied]
         if len(self._unapplied) >= MAX_UNAPPLIED_BATCHES:
             return False
+        self._learn()
         adder = PrefillAdder(self._manager, self._slots, self._commands.next_seq, self._budget())
         suspect = self._recovery.candidate(self._slots)
         if suspect is not None:
@@ -54,8 +66,8 @@ class Scheduler:
         self._unapplied.append(self._commands.send(lambda seq, epoch: PrefillBatch(seq, epoch, rows)))
         return True
 
-    def grant_pages(self) -> tuple[bool, Req | None]:
-        """Grants decoding rows what is due. First: sent anything; second: whom to retract, memory being short."""
+    def grant_pages(self) -> bool:
+        """Grants decoding rows what is due, and retracts one when memory is short; True when it sent a grant."""
         suspect = self._recovery.candidate(self._slots)
         if suspect is None:
             grant, short = self._credits.grant()
@@ -63,20 +75,22 @@ class Scheduler:
             limit = int(self._slots.prefill_len[suspect.slot]) + PROBATION_CREDIT
             grant, short = self._credits.grant_exactly(suspect.slot, limit)
         else:
-            return False, None
+            return False
         if grant is not None:
             self._commands.send(grant)
-        return grant is not None, choose_victim(self._slots.reqs(), self._slots) if short else None
+        victim = choose_victim(self._slots.reqs(), self._slots) if short else None
+        if victim is not None:
+            self._ratio.on_retractions(1)
+            self._parts.outputs.retract(victim)
+        return grant is not None
 
-    def blocked_suspect_victim(self) -> Req | None:
-        """Whom to retract so that a suspect which finds no memory can be tried."""
-        suspect = self._recovery.candidate(self._slots)
-        if suspect is None or suspect.phase is not Phase.WAITING or self._slots.num_in_use == 0:
-            return None
-        others = list(self._slots.reqs())
-        if any(req.phase is Phase.LEAVING for req in others):
-            return None
-        return max(others, key=lambda req: req.arrival)
+    def _learn(self) -> None:
+        """Tells the estimate of future memory how many steps went by."""
+        steps, self._seen_step = self._counters.steps_total - self._seen_step, self._counters.steps_total
+        if self._slots.num_in_use == 0:
+            self._ratio.reset()
+        else:
+            self._ratio.on_steps(steps)
 
     def _budget(self) -> int:
         running = int(np.count_nonzero(self._slots.decoding))
@@ -85,9 +99,19 @@ class Scheduler:
     def _try_alone(self, adder: PrefillAdder, suspect: Req) -> None:
         if suspect.phase is Phase.PREFILLING:
             adder.add_chunk(suspect, PROBATION_CREDIT)
-        elif suspect.phase is Phase.WAITING and self._slots.num_free:
-            if adder.try_admit(suspect, 0, PROBATION_CREDIT) is Verdict.SCHEDULED:
+        elif suspect.phase is Phase.WAITING:
+            verdict = Verdict.NO_MEMORY
+            if self._slots.num_free:
+                verdict = adder.try_admit(suspect, 0, PROBATION_CREDIT)
+            if verdict is Verdict.SCHEDULED:
                 self._note_admitted([suspect])
+            elif verdict is Verdict.NO_MEMORY:
+                self._make_room_for_suspect()
+
+    def _make_room_for_suspect(self) -> None:
+        others = list(self._slots.reqs())
+        if others and not any(req.phase is Phase.LEAVING for req in others):
+            self._parts.outputs.retract(max(others, key=lambda req: req.arrival))
 
     def _continue_prefills(self, adder: PrefillAdder) -> None:
         for req in self._slots.reqs():
@@ -95,28 +119,61 @@ class Scheduler:
                 return
 
     def _admit_waiting(self, adder: PrefillAdder) -> None:
-        if not len(self._waiting):
+        if not len(self._waiting) or not (self._slots.num_free or self._may_preempt):
             return
         admitted: list[Req] = []
-        order = self._order(self._waiting, self._manager.match_length)
-        for req in order:
-            if self._slots.num_free == 0:
-                break
-            verdict = adder.try_admit(req, self._credits.headroom)
-            if verdict is not Verdict.SCHEDULED:
-                break
-            admitted.append(req)
+        for req in in_order(self._policy, list(self._waiting), self._manager):
+            verdict = Verdict.NO_MEMORY
+            if self._slots.num_free:
+                verdict = adder.try_admit(req, self._headroom_for(req))
+            if verdict is Verdict.SCHEDULED:
+                admitted.append(req)
+                continue
+            if verdict is Verdict.NO_MEMORY and self._may_preempt:
+                self._preempt_for(req)
+            break
         self._note_admitted(admitted)
 
+    def _headroom_for(self, req: Req) -> int:
+        """Pages that must remain when `req` has its prompt: for its own output and for that of the others."""
+        return self._admission.headroom() + self._admission.own_pages(req)
+
+    # --- preemption --------------------
+
+    @property
+    def _may_preempt(self) -> bool:
+        return self._options.preemption_threshold is not None
+
+    def _preempt_for(self, urgent: Req) -> None:
+        threshold = self._options.preemption_threshold
+        assert threshold is not None
+        prompt_pages = -(-len(urgent.token_ids) // self._slots.page_size)
+        cached_pages = self._manager.match_length(urgent) // self._slots.page_size
+
+        def suffices(num_pages: int, gone: Sequence[Req]) -> bool:
+            staying = self._slots.alive.copy()
+            staying[[req.slot for req in gone]] = False
+            own = self._admission.own_pages(urgent) if staying.any() else 0
+            needed = prompt_pages - cached_pages + own + self._admission.future_pages(staying)
+            return self._manager.num_available + num_pages >= needed
+
+        for req in choose_preempted(urgent, threshold, self._slots.reqs(), self._manager, suffices):
+            self._counters.preempted_total += 1
+            self._parts.outputs.retract(req)
+
     def _note_admitted(self, admitted: list[Req]) -> None:
+        now = self._parts.clock()
         for req in admitted:
             self._waiting.remove(req)
+            if req.started_at is None:
+                req.started_at = now
             if req.cached_tokens is None:
                 self._counters.prompt_tokens_total += req.prompt_len
                 self._counters.cached_tokens_total += int(self._slots.cached[req.slot])
-        note_overtaking(self._waiting, admitted)
+        note_overtaking(list(self._waiting), admitted)
 
     def __repr__(self) -> str:
         return (
-            f"Scheduler({self._options.schedule_policy}, {len(self._unapplied)} prefill batches on their way)"
+            f"Scheduler({self._options.schedule_policy}, {len(self._unapplied)} prefill batches on their way, "
+            f"{self._ratio!r})"
         )

@@ -30,6 +30,8 @@ class SlotTable:
         sent_pages: page-table entries that compute has been given.
         cached: tokens of the prompt that came out of the tree in the first life.
         finished: the request has had its finish.
+        alive: a life is in the slot and is not leaving it.
+        runs_to_limit: nothing but its length ends the request.
         decoding: the whole prompt is commanded and the row is not leaving: it lives on credit.
     """
 
@@ -51,6 +53,8 @@ class SlotTable:
         self.cached = np.zeros(rows, np.int32)
         self.decoding: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
         self.finished: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
+        self.alive: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
+        self.runs_to_limit: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
         self.tokens: Int32Array = np.zeros((rows, max_tokens + 1), np.int32)
         self.pages: Int32Array = np.zeros((rows, max_pages), np.int32)
         self.owned: npt.NDArray[np.bool_] = np.zeros((rows, max_pages), np.bool_)
@@ -80,6 +84,8 @@ class SlotTable:
             column[slot] = 0
         self.cached[slot] = req.cached_tokens or 0
         self.decoding[slot] = self.finished[slot] = False
+        self.alive[slot] = True
+        self.runs_to_limit[slot] = req.runs_to_limit
         self._reqs[slot] = req
         req.slot, req.generation, req.phase = slot, self._last_generation, Phase.PREFILLING
         return slot
@@ -88,7 +94,7 @@ class SlotTable:
         """Frees a slot whose lease is already released; returns the request that lived in it."""
         req = self._reqs.pop(slot)
         self.generation[slot] = 0
-        self.decoding[slot] = False
+        self.decoding[slot] = self.alive[slot] = False
         self._free.append(slot)
         return req
 

@@ -34,6 +34,10 @@ class WaitingQueue:
         found = self._reqs.get(key)
         return found or next((req for req in self._returned if req.key == key), None)
 
+    def weakest(self) -> Req | None:
+        """Of those that have never held memory, the least important; of these the youngest."""
+        return min(self._reqs.values(), key=lambda req: (req.priority, -req.arrival), default=None)
+
     def __iter__(self) -> Iterator[Req]:
         return iter([*self._returned, *self._reqs.values()])
 

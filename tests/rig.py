@@ -58,7 +58,8 @@ class Rig:
     """Control and compute with no thread: a test calls `control.step()` and `compute.step()` in the order it chooses.
 
     Small by default, so that chunks, evictions and retractions happen: a vocabulary of 23 tokens, of which 0 ends.
-    `runner` replaces the hash model; then the oracle is another run.
+    No memory is set aside for future output, so that rows run out of it. `runner` replaces the hash model; then the
+    oracle is another run. `options` are further options of the engine.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Rig:
         vocab: int = 23,
         radix_cache: bool = True,
         policy: str = "fcfs",
+        conservativeness: float = 0.0,
         max_queued: int = 1000,
         asynchronous: bool = True,
         fault: Callable[[ForwardBatch], None] | None = None,
         runner: Runner[Any] | None = None,
         eos: int = EOS,
         clock: Callable[[], float] = time.monotonic,
+        **options: object,
     ) -> None:
         self.config = Config.from_flat(
             page_size=page_size,
@@ -87,6 +90,8 @@ class Rig:
             max_queued_requests=max_queued,
             radix_cache=radix_cache,
             schedule_policy=policy,
+            schedule_conservativeness=conservativeness,
+            **options,
         )
         self.vocab = vocab
         self.links = LoopLinks.create()
@@ -104,12 +109,19 @@ class Rig:
     # --- clients --------------------
 
     def submit(
-        self, prompt: Iterable[int], max_new_tokens: int = 8, namespace: str | None = None, **params: object
+        self,
+        prompt: Iterable[int],
+        max_new_tokens: int = 8,
+        namespace: str | None = None,
+        priority: int = 0,
+        **params: object,
     ) -> Answer:
         """Sends a request; greedy unless `params` say otherwise."""
         key, self._next_key = self._next_key, self._next_key + 1
         sampling = SamplingParams(max_new_tokens=max_new_tokens, **{"temperature": 0.0, **params})  # type: ignore[arg-type]
-        request = TokenizedReq(key, f"r{key}", np.array(list(prompt), np.int32), sampling, namespace)
+        request = TokenizedReq(
+            key, f"r{key}", np.array(list(prompt), np.int32), sampling, namespace, priority
+        )
         self.answers[key] = Answer(request)
         self.port.submit(request)
         return self.answers[key]

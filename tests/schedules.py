@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 from compute_loop.forward_batch import ForwardBatch
 from tests.rig import Answer, Rig
@@ -36,7 +37,7 @@ def play(rig: Rig, rng: random.Random, traffic: Traffic) -> None:
     """Sends the workload in random pieces between random steps, until everything has ended."""
     live: list[Answer] = []
     for _ in range(traffic.num_requests):
-        params: dict[str, object] = {}
+        params: dict[str, Any] = {}
         if rng.random() < traffic.random_share:
             params = {"temperature": 1.0, "seed": rng.randrange(1000)}
         if rng.random() < traffic.patience:
@@ -45,7 +46,8 @@ def play(rig: Rig, rng: random.Random, traffic: Traffic) -> None:
             params["stop_token_ids"] = (rng.randrange(rig.vocab),)
         namespace = "other" if rng.random() < 0.1 else None
         new_tokens = rng.choice([rng.randrange(3), rng.randrange(traffic.max_new + 1), traffic.max_new])
-        live.append(rig.submit(random_prompt(rng, traffic, rig.vocab), new_tokens, namespace, **params))
+        prompt = random_prompt(rng, traffic, rig.vocab)
+        live.append(rig.submit(prompt, new_tokens, namespace, rng.randrange(3), **params))
         for _ in range(rng.randrange(12)):
             (rig.control if rng.random() < 0.5 else rig.compute).step()
         rig.read()

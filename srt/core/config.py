@@ -6,25 +6,47 @@ here is read at import; a `Config` is made once by the command line or by `Engin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+import math
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from srt.core.errors import ConfigError
 
 Overlap = Literal["auto", "on", "off"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Policy = Literal["fcfs", "lpm"]
+Policy = Literal["fcfs", "lpm", "lof", "shortest-prefill-first", "random", "priority"]
 Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "slru"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-MAX_COMPUTE_THREADS = 1024
-MIN_WATCHDOG_SECONDS = 1.0
-"""An engine with work gives a sign of life each second."""
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that an option may be: from `least` (or only above it) to `most`. NaN is in no range."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.least < value if self.above else self.least <= value) and value <= self.most
+
+    def __str__(self) -> str:
+        if self.most == math.inf:
+            return f"be {'more than' if self.above else 'at least'} {self.least:g}"
+        return f"lie in {'(' if self.above else '['}{self.least:g}, {self.most:g}]"
 
 
-def option(default: Any, text: str, *, unit: str = "", metavar: str = "") -> Any:
+ANY = Range()
+NOT_NEGATIVE = Range(0)
+POSITIVE = Range(0, above=True)
+COUNT = Range(1)
+
+
+def option(default: Any, text: str, *, unit: str = "", metavar: str = "", allowed: Range = ANY) -> Any:
     """A dataclass field that is also a command-line option: ``snake_case`` becomes ``--kebab-case``."""
-    return field(default=default, metadata={"help": text, "unit": unit, "metavar": metavar})
+    return field(
+        default=default, metadata={"help": text, "unit": unit, "metavar": metavar, "allowed": allowed}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +64,29 @@ class ModelOptions:
     revision: str | None = option(None, "hub revision to fetch", metavar="REV")
     dtype: DType = option("auto", "number format of weights and KV; auto: the fastest that is right here")
     context_length: int | None = option(
-        None, "longest prompt + output; default: what the model allows", unit="tokens"
+        None, "longest prompt + output; default: what the model allows", unit="tokens", allowed=Range(2)
     )
     chat_template: str | None = option(
         None, "file with a jinja chat template to use instead of the model's", metavar="FILE"
     )
-    compute_threads: int | None = option(None, "CPU threads of a forward step; default: all cores")
+    compute_threads: int | None = option(
+        None, "CPU threads of a forward step; default: all cores", allowed=Range(1, 1024)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
     """The KV pool and the radix cache over it."""
 
-    page_size: int = option(16, "tokens in one KV page", unit="tokens")
+    page_size: int = option(16, "tokens in one KV page", unit="tokens", allowed=COUNT)
     max_total_tokens: int | None = option(
-        None, "size of the KV pool; default: from --mem-fraction", unit="tokens"
+        None, "size of the KV pool; default: from --mem-fraction", unit="tokens", allowed=COUNT
     )
-    mem_fraction: float = option(0.3, "share of the memory that is free after loading to give to the KV pool")
+    mem_fraction: float = option(
+        0.3,
+        "share of the memory that is free after loading to give to the KV pool",
+        allowed=Range(0, 1, above=True),
+    )
     radix_cache: bool = option(True, "keep the KV of finished requests and share common prefixes")
     eviction_policy: Eviction = option("lru", "which cached prefixes go first when memory is short")
 
@@ -68,24 +96,62 @@ class ScheduleOptions:
     """How the control loop shares out steps and memory, and how the two loops run."""
 
     schedule_policy: Policy = option(
-        "fcfs", "order of waiting requests: first come first served, or longest cached prefix first"
+        "fcfs",
+        "order of waiting requests: first come first served, longest cached prefix first (lpm), longest output first "
+        "(lof), fewest tokens to compute first, random, or highest priority first; nobody is overtaken for ever",
     )
-    chunked_prefill_size: int = option(512, "prompt tokens computed in one step at most", unit="tokens")
+    preemption_threshold: int | None = option(
+        None,
+        "with --schedule-policy priority: a waiting request may take the memory of running ones whose priority is "
+        "lower by more than this, if that frees enough for it; default: never",
+        allowed=NOT_NEGATIVE,
+    )
+    schedule_conservativeness: float = option(
+        1.0,
+        "how much memory an admission leaves to the future output of running requests; less admits earlier, and "
+        "more requests must give their memory back and wait again",
+        allowed=Range(0, 10),
+    )
+    chunked_prefill_size: int = option(
+        512, "prompt tokens computed in one step at most", unit="tokens", allowed=COUNT
+    )
     max_step_tokens: int = option(
-        1024, "tokens in one step at most, prompts and decodes together", unit="tokens"
+        1024, "tokens in one step at most, prompts and decodes together", unit="tokens", allowed=COUNT
     )
-    max_running_requests: int = option(64, "requests that hold KV memory at once at most")
-    max_queued_requests: int = option(1024, "requests that wait at most; more are refused with 503")
+    max_running_requests: int = option(64, "requests that hold KV memory at once at most", allowed=COUNT)
+    max_queued_requests: int = option(
+        1024,
+        "requests that wait at most; more are refused with 503, or with --schedule-policy priority the least "
+        "important one is",
+        allowed=COUNT,
+    )
+    waiting_timeout: float | None = option(
+        None,
+        "a request that waits longer in the queue ends with 503; default: never",
+        unit="seconds",
+        allowed=POSITIVE,
+    )
+    running_timeout: float | None = option(
+        None,
+        "a request that runs longer, from its start, ends with 503; default: never",
+        unit="seconds",
+        allowed=POSITIVE,
+    )
     overlap: Overlap = option(
         "auto", "two threads (on), both loops in turn on one (off), or as the runner needs (auto)"
     )
+    # An engine with work gives a sign of life each second: less than that cannot be asked.
     watchdog_timeout: float = option(
-        300.0, "a step without a result for this long counts as a dead engine", unit="seconds"
+        300.0,
+        "a step without a result for this long counts as a dead engine",
+        unit="seconds",
+        allowed=Range(1),
     )
     max_unsent_tokens: int = option(
         16384,
         "output that may wait for a client that does not read; beyond it the request is aborted",
         unit="tokens",
+        allowed=COUNT,
     )
 
 
@@ -94,11 +160,15 @@ class ServerOptions:
     """The HTTP side."""
 
     host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(30000, "TCP port to listen on")
+    port: int = option(30000, "TCP port to listen on", allowed=Range(0, 65535))
     log_level: LogLevel = option("info", "least important log lines to print")
     log_requests: bool = option(False, "one log line per finished request: id, counts, times, finish reason")
-    drain_timeout: float = option(30.0, "on SIGTERM, how long running requests may go on", unit="seconds")
-    max_restarts: int = option(3, "times a dead engine process is started again before the server gives up")
+    drain_timeout: float = option(
+        30.0, "on SIGTERM, how long running requests may go on", unit="seconds", allowed=NOT_NEGATIVE
+    )
+    max_restarts: int = option(
+        3, "times a dead engine process is started again before the server gives up", allowed=NOT_NEGATIVE
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,40 +205,9 @@ class Config:
             ConfigError: names the option, its value and what is allowed.
         """
         for group in fields(self):
-            for choice in fields(getattr(self, group.name)):
-                _check_choice(choice.name, choice.type, getattr(getattr(self, group.name), choice.name))
-        cache, schedule, server = self.cache, self.schedule, self.server
-        positive = {
-            "page_size": cache.page_size,
-            "max_total_tokens": cache.max_total_tokens,
-            "context_length": self.model.context_length,
-            "compute_threads": self.model.compute_threads,
-            "chunked_prefill_size": schedule.chunked_prefill_size,
-            "max_step_tokens": schedule.max_step_tokens,
-            "max_running_requests": schedule.max_running_requests,
-            "max_queued_requests": schedule.max_queued_requests,
-            "max_unsent_tokens": schedule.max_unsent_tokens,
-        }
-        for name, value in positive.items():
-            least = 2 if name == "context_length" else 1
-            if value is not None and value < least:
-                raise ConfigError(f"{flag(name)} is {value}, it must be at least {least}")
-        for name, seconds, lowest in (
-            ("watchdog_timeout", schedule.watchdog_timeout, MIN_WATCHDOG_SECONDS),
-            ("drain_timeout", server.drain_timeout, 0.0),
-        ):
-            if not seconds >= lowest:
-                raise ConfigError(f"{flag(name)} is {seconds}, it must be {lowest:g} or more seconds")
-        if (self.model.compute_threads or 0) > MAX_COMPUTE_THREADS:
-            raise ConfigError(
-                f"--compute-threads is {self.model.compute_threads}, it must be at most {MAX_COMPUTE_THREADS}"
-            )
-        if not 0 < cache.mem_fraction <= 1:
-            raise ConfigError(f"--mem-fraction is {cache.mem_fraction}, it must lie in (0, 1]")
-        if not 0 <= server.port <= 65535:
-            raise ConfigError(f"--port is {server.port}, it must lie in [0, 65535]")
-        if server.max_restarts < 0:
-            raise ConfigError(f"--max-restarts is {server.max_restarts}, it must be 0 or more")
+            options = getattr(self, group.name)
+            for choice in fields(options):
+                _check_option(choice, getattr(options, choice.name))
         self._check_contradictions()
 
     def _check_contradictions(self) -> None:
@@ -182,6 +221,11 @@ class Config:
             raise ConfigError(
                 f"--max-step-tokens {schedule.max_step_tokens} is less than --max-running-requests "
                 f"{schedule.max_running_requests} + --page-size {cache.page_size}: prompts could starve"
+            )
+        if schedule.preemption_threshold is not None and schedule.schedule_policy != "priority":
+            raise ConfigError(
+                f"--preemption-threshold {schedule.preemption_threshold} needs --schedule-policy priority, it is "
+                f"{schedule.schedule_policy}"
             )
         if cache.max_total_tokens is not None and cache.max_total_tokens < cache.page_size:
             raise ConfigError(
@@ -201,7 +245,13 @@ def choices_of(annotation: object) -> tuple[str, ...] | None:
     return get_args(alias) or None if alias is not None else None
 
 
-def _check_choice(name: str, annotation: object, value: object) -> None:
-    allowed = choices_of(annotation)
+def _check_option(choice: Field[Any], value: Any) -> None:
+    allowed = choices_of(choice.type)
     if allowed is not None and value not in allowed:
-        raise ConfigError(f"{flag(name)} is {value!r}, allowed are {', '.join(allowed)}")
+        raise ConfigError(f"{flag(choice.name)} is {value!r}, allowed are {', '.join(allowed)}")
+    limits: Range = choice.metadata["allowed"]
+    if limits is ANY or value is None:
+        return
+    if not isinstance(value, int | float) or value not in limits:
+        unit = choice.metadata["unit"]
+        raise ConfigError(f"{flag(choice.name)} is {value!r}, it must {limits}{' ' + unit if unit else ''}")

@@ -90,6 +90,14 @@ class Aborted(TwinloopError):
     status = 499
 
 
+class TimedOut(TwinloopError):
+    """The request waited or ran longer than the server allows."""
+
+    label = "timeout"
+    status = 503
+    retryable = True
+
+
 class StepFailure(TwinloopError):
     """A forward step failed for this request alone, twice."""
 
@@ -128,6 +136,7 @@ ERRORS: dict[str, type[TwinloopError]] = {
         Unavailable,
         Busy,
         Aborted,
+        TimedOut,
         StepFailure,
         EngineFailure,
         ModelError,

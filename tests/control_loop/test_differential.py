@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from control_loop.policy import POLICIES
 from tests.rig import Rig
 from tests.schedules import Poison, Traffic, play
 
@@ -18,6 +19,7 @@ HAPPENED = (
     "parked_rows_total",
     "aborted_total",
     "failed_steps_total",
+    "preempted_total",
     "cached_tokens_total",
     "prefill_chunks_total",
 )
@@ -25,13 +27,16 @@ HAPPENED = (
 
 def random_options(rng: random.Random) -> dict[str, Any]:
     page_size = rng.choice([1, 4])
+    policy = rng.choice(list(POLICIES))
     return {
         "page_size": page_size,
         "num_pages": rng.choice([14, 16, 20]) * 4 // page_size,
         "chunk": rng.choice([4, 8, 64]),
         "max_running": rng.choice([4, 8]),
         "radix_cache": rng.random() < 0.85,
-        "policy": rng.choice(["fcfs", "lpm"]),
+        "policy": policy,
+        "preemption_threshold": rng.choice([None, 0]) if policy == "priority" else None,
+        "conservativeness": rng.choice([0.0, 0.0, 0.0, 1.0]),
         "asynchronous": rng.random() < 0.7,
         "vocab": rng.choice([23, 101]),
         "fault": Poison(every=rng.choice([7, 23, 60])) if rng.random() < 0.2 else None,
