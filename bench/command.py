@@ -21,6 +21,7 @@ class Bench:
 
 BENCHES = {
     "serving": Bench("bench.serving", "drive a server over HTTP: throughput, TTFT, ITL, cache hits"),
+    "control": Bench("bench.control", "time a pass of the control loop, by how many requests run and wait"),
     "offline": Bench("bench.offline", "answer a list of prompts with the Python API: tokens per second"),
 }
 

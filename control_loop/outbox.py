@@ -41,7 +41,7 @@ class Outbox:
                 (np.int32, self._cached),
             )
         )
-        last_row = {int(key): row for row, key in enumerate(keys)} if self._finishes else {}
+        last_row = _last_rows(keys, {key for key, *_ in self._finishes})
         counts = [1] * len(keys)
         finishes, bare = [], []
         for key, cached_tokens, reason, num_retractions in self._finishes:
@@ -60,3 +60,9 @@ class Outbox:
 
     def __repr__(self) -> str:
         return f"Outbox({sum(map(len, self._keys))} tokens, {len(self._finishes)} finishes)"
+
+
+def _last_rows(keys: Int64Array, wanted: set[int]) -> dict[int, int]:
+    """Wanted key -> the last row that has it; without those that no row has."""
+    rows = np.flatnonzero(np.isin(keys, list(wanted))) if wanted else ()
+    return {int(keys[row]): int(row) for row in rows}

@@ -112,7 +112,8 @@ class OutputProcessor:
 
     def _leave(self, req: Req) -> None:
         req.phase = Phase.LEAVING
-        self._slots.decoding[req.slot] = self._slots.alive[req.slot] = False
+        slots = self._slots
+        slots.decoding[req.slot] = slots.prefilling[req.slot] = slots.alive[req.slot] = False
 
     def _finish(self, req: Req, reason: FinishReason) -> None:
         """The one finish of a request; later ones are void."""

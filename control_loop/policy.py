@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from control_loop.aging import Aging
 from control_loop.req import Req
+from control_loop.waiting_queue import WaitingQueue
 
 
 class CachedPrefixes(Protocol):
@@ -18,9 +20,6 @@ class CachedPrefixes(Protocol):
 
 Policy = Callable[[Sequence[Req], CachedPrefixes], list[Req]]
 """Waiting requests, in the order in which they came, to the order in which they are tried."""
-
-MAX_OVERTAKEN: Final = 32
-"""A request that others have overtaken in this many passes is tried first, however hot they are."""
 
 _SPREAD: Final = 0x9E3779B97F4A7C15
 _WORD: Final = 2**64 - 1
@@ -72,27 +71,14 @@ POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
 """Name -> policy. All but `priority` try requests that have lived before ahead of new ones: somebody reads them."""
 
 
-def in_order(policy: Policy, waiting: Sequence[Req], prefixes: CachedPrefixes) -> list[Req]:
+def in_order(policy: Policy, waiting: WaitingQueue, aging: Aging, prefixes: CachedPrefixes) -> list[Req]:
     """The order of one pass: first whoever has been overtaken too often, oldest first, then as the policy says.
 
     A pass stops at the first request that finds no memory. So a request starts, under every policy, after at most
     `MAX_OVERTAKEN` passes that admit a younger one before it, and as many as those that are older need.
     """
-    aged = sorted((req for req in waiting if is_aged(req)), key=lambda req: req.arrival)
+    aged = aging.aged(waiting)
     if not aged:
-        return policy(waiting, prefixes)
-    return [*aged, *policy([req for req in waiting if not is_aged(req)], prefixes)]
-
-
-def is_aged(req: Req) -> bool:
-    return req.overtaken >= MAX_OVERTAKEN
-
-
-def note_overtaking(waiting: Sequence[Req], admitted: Sequence[Req]) -> None:
-    """Counts, for each request still waiting, the passes in which a younger one was admitted."""
-    if not admitted:
-        return
-    youngest = max(req.arrival for req in admitted)
-    for req in waiting:
-        if req.arrival < youngest:
-            req.overtaken += 1
+        return policy(list(waiting), prefixes)
+    first = set(aged)
+    return [*aged, *policy([req for req in waiting if req not in first], prefixes)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from control_loop.aging import is_aged
 from control_loop.cache_manager import CacheManager
-from control_loop.policy import is_aged
 from control_loop.req import Phase, Req
 from radix_cache.radix_tree import TreeNode
 

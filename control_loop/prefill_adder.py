@@ -99,6 +99,7 @@ class PrefillAdder:
         if is_last:
             req.phase = Phase.DECODING
             slots.decoding[slot] = True
+            slots.prefilling[slot] = False
         self._budget -= end - start
         self.num_tokens += end - start
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from control_loop.admission import Admission, NewTokenRatio
+from control_loop.aging import Aging
 from control_loop.page_credits import PageCredits, choose_victim
 from control_loop.parts import LoopParts
-from control_loop.policy import POLICIES, in_order, note_overtaking
+from control_loop.policy import POLICIES, in_order
 from control_loop.preemption import choose_preempted
 from control_loop.prefill_adder import PrefillAdder, Verdict
 from control_loop.req import Phase, Req
@@ -42,6 +43,7 @@ class Scheduler:
         self._credits = PageCredits(parts.manager, parts.slots)
         self._ratio = NewTokenRatio(options.schedule_conservativeness)
         self._admission = Admission(parts.slots, self._ratio, options.schedule_conservativeness)
+        self._aging = Aging()
         self._unapplied: list[int] = []
         self._seen_step = 0
 
@@ -114,29 +116,28 @@ class Scheduler:
             self._parts.outputs.retract(max(others, key=lambda req: req.arrival))
 
     def _continue_prefills(self, adder: PrefillAdder) -> None:
-        for req in self._slots.reqs():
-            if req.phase is Phase.PREFILLING and adder.add_chunk(req) is Verdict.NO_BUDGET:
+        for slot in self._slots.prefilling_slots():
+            if adder.add_chunk(self._slots.req(slot)) is Verdict.NO_BUDGET:
                 return
 
     def _admit_waiting(self, adder: PrefillAdder) -> None:
         if not len(self._waiting) or not (self._slots.num_free or self._may_preempt):
             return
         admitted: list[Req] = []
-        for req in in_order(self._policy, list(self._waiting), self._manager):
+        headroom = self._admission.headroom()
+        for req in in_order(self._policy, self._waiting, self._aging, self._manager):
+            own = self._admission.own_pages(req)
             verdict = Verdict.NO_MEMORY
             if self._slots.num_free:
-                verdict = adder.try_admit(req, self._headroom_for(req))
+                verdict = adder.try_admit(req, headroom + own)
             if verdict is Verdict.SCHEDULED:
                 admitted.append(req)
+                headroom += own
                 continue
             if verdict is Verdict.NO_MEMORY and self._may_preempt:
                 self._preempt_for(req)
             break
         self._note_admitted(admitted)
-
-    def _headroom_for(self, req: Req) -> int:
-        """Pages that must remain when `req` has its prompt: for its own output and for that of the others."""
-        return self._admission.headroom() + self._admission.own_pages(req)
 
     # --- preemption --------------------
 
@@ -170,7 +171,7 @@ class Scheduler:
             if req.cached_tokens is None:
                 self._counters.prompt_tokens_total += req.prompt_len
                 self._counters.cached_tokens_total += int(self._slots.cached[req.slot])
-        note_overtaking(list(self._waiting), admitted)
+        self._aging.note_pass(admitted, self._waiting.returned)
 
     def __repr__(self) -> str:
         return (

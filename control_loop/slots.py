@@ -31,6 +31,7 @@ class SlotTable:
         cached: tokens of the prompt that came out of the tree in the first life.
         finished: the request has had its finish.
         alive: a life is in the slot and is not leaving it.
+        prefilling: a part of the prompt is not commanded yet and the row is not leaving.
         runs_to_limit: nothing but its length ends the request.
         decoding: the whole prompt is commanded and the row is not leaving: it lives on credit.
     """
@@ -54,6 +55,7 @@ class SlotTable:
         self.decoding: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
         self.finished: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
         self.alive: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
+        self.prefilling: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
         self.runs_to_limit: npt.NDArray[np.bool_] = np.zeros(rows, np.bool_)
         self.tokens: Int32Array = np.zeros((rows, max_tokens + 1), np.int32)
         self.pages: Int32Array = np.zeros((rows, max_pages), np.int32)
@@ -84,7 +86,7 @@ class SlotTable:
             column[slot] = 0
         self.cached[slot] = req.cached_tokens or 0
         self.decoding[slot] = self.finished[slot] = False
-        self.alive[slot] = True
+        self.alive[slot] = self.prefilling[slot] = True
         self.runs_to_limit[slot] = req.runs_to_limit
         self._reqs[slot] = req
         req.slot, req.generation, req.phase = slot, self._last_generation, Phase.PREFILLING
@@ -94,7 +96,7 @@ class SlotTable:
         """Frees a slot whose lease is already released; returns the request that lived in it."""
         req = self._reqs.pop(slot)
         self.generation[slot] = 0
-        self.decoding[slot] = self.alive[slot] = False
+        self.decoding[slot] = self.alive[slot] = self.prefilling[slot] = False
         self._free.append(slot)
         return req
 
@@ -109,6 +111,12 @@ class SlotTable:
     def reqs(self) -> Iterator[Req]:
         """All lives, in the order in which they were admitted."""
         return iter(list(self._reqs.values()))
+
+    def prefilling_slots(self) -> list[int]:
+        """Rows whose prompt is not commanded whole, in the order in which they were admitted."""
+        rows = np.flatnonzero(self.prefilling)
+        in_order: list[int] = rows[np.argsort(self.generation[rows])].tolist()
+        return in_order
 
     def known_tokens(self, slot: int) -> Int32Array:
         """A copy of prompt and reported outputs."""

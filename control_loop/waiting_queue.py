@@ -38,6 +38,16 @@ class WaitingQueue:
         """Of those that have never held memory, the least important; of these the youngest."""
         return min(self._reqs.values(), key=lambda req: (req.priority, -req.arrival), default=None)
 
+    @property
+    def new(self) -> Iterator[Req]:
+        """Those that have never held memory, oldest first."""
+        return iter(self._reqs.values())
+
+    @property
+    def returned(self) -> Iterator[Req]:
+        """Those that have lived before, oldest first."""
+        return iter(self._returned)
+
     def __iter__(self) -> Iterator[Req]:
         return iter([*self._returned, *self._reqs.values()])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compute_loop.forward_batch import ForwardBatch
-from control_loop.policy import MAX_OVERTAKEN
+from control_loop.aging import MAX_OVERTAKEN
 from control_loop.req import Phase
 from srt.core.messages import FlushReq
 from srt.core.step_messages import NO_TOKEN, Drop

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from control_loop.policy import MAX_OVERTAKEN, POLICIES
+from control_loop.aging import MAX_OVERTAKEN
+from control_loop.policy import POLICIES
 from srt.core.config import Policy, choices_of
 from tests.control_loop.corner import finish_all, prompt, until
 from tests.rig import Answer, Rig
