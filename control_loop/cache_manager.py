@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from control_loop.req import Req
 from control_loop.slots import SlotTable
 from mem_pool.page_allocator import PageAllocator
+from radix_cache.cursor import MatchCursor
 from radix_cache.key import RadixKey
 from radix_cache.radix_cache import RadixCache
 from radix_cache.radix_tree import TreeNode
@@ -34,6 +35,10 @@ class CacheManager:
         self.evicted_pages = 0
 
     @property
+    def root(self) -> TreeNode:
+        return self.cache.root
+
+    @property
     def num_available(self) -> int:
         """Pages that `reserve` can deliver now."""
         return self.allocator.num_free + self.cache.num_evictable
@@ -49,9 +54,19 @@ class CacheManager:
             self.allocator.free(evicted)
         return self.allocator.alloc(count)
 
-    def match_length(self, req: Req) -> int:
-        """How many cached tokens `admit` would find; for ordering only, so it does not count as a use of the prefix."""
-        return self.cache.match_length(req.radix_key)
+    def match_lengths(self, reqs: Sequence[Req]) -> list[int]:
+        """How many cached tokens `admit` would find for each; for ordering only, so it is no use of the prefixes."""
+        return self.cache.match_lengths([req.cursor or self._cursor(req) for req in reqs])
+
+    def match_nodes(self, reqs: Sequence[Req]) -> list[TreeNode]:
+        """The deepest node of the tree that is wholly on each prompt; the root where there is none."""
+        self.match_lengths(reqs)
+        return [self._cursor(req).node for req in reqs]
+
+    def _cursor(self, req: Req) -> MatchCursor:
+        if req.cursor is None:
+            req.cursor = self.cache.cursor(req.radix_key)
+        return req.cursor
 
     def num_owned(self, slot: int) -> int:
         """Pages of a lease that the tree has not taken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from radix_cache.cursor import MatchCursor
 from radix_cache.key import RadixKey
 from srt.core.messages import FinishReason, Int32Array, TokenizedReq
 
@@ -34,6 +35,7 @@ class Req:
     __slots__ = (
         "arrival",
         "cached_tokens",
+        "cursor",
         "failures",
         "finish",
         "generation",
@@ -81,6 +83,7 @@ class Req:
         self.slot = 0
         self.generation = 0
         self.cached_tokens: int | None = None
+        self.cursor: MatchCursor | None = None
         self.finish: FinishReason | None = None
         self.keep_tokens: int | None = None
         self.num_retractions = 0
@@ -115,6 +118,7 @@ class Req:
         self.queued_at = now
         self.token_ids = token_ids
         self.radix_key = RadixKey(token_ids, self.namespace)
+        self.cursor = None
         self.phase = Phase.WAITING
         self.slot = 0
         self.generation = 0

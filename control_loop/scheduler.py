@@ -149,7 +149,7 @@ class Scheduler:
         threshold = self._options.preemption_threshold
         assert threshold is not None
         prompt_pages = -(-len(urgent.token_ids) // self._slots.page_size)
-        cached_pages = self._manager.match_length(urgent) // self._slots.page_size
+        cached_pages = self._manager.match_lengths([urgent])[0] // self._slots.page_size
 
         def suffices(num_pages: int, gone: Sequence[Req]) -> bool:
             staying = self._slots.alive.copy()

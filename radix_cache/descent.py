@@ -7,9 +7,12 @@ from radix_cache.tree_node import TreeNode
 
 
 def descend(
-    root: TreeNode, key: RadixKey, end: int, stride: int
+    start: TreeNode, key: RadixKey, end: int, stride: int, offset: int = 0
 ) -> tuple[list[TreeNode], int, TreeNode | None, int]:
     """Walk down along `key.data[:end]`, in whole pages of `stride` bytes, changing nothing.
+
+    Args:
+        start: where to begin: the root, or a node that ends at `offset` bytes of the key.
 
     Returns:
         The nodes wholly on the key; the bytes matched; the node in which the match ends, if it ends inside
@@ -18,8 +21,7 @@ def descend(
     data = key.data
     path: list[TreeNode] = []
     append, startswith = path.append, data.startswith
-    offset = 0
-    node = _first_child(root, data[:stride] + key.salt)
+    node = _child(start, data[offset : offset + stride] + (b"" if offset else key.salt))
     while node is not None and offset < end:
         tokens = node.tokens
         after = offset + len(tokens)
@@ -36,6 +38,5 @@ def descend(
     return path, offset, None, 0
 
 
-def _first_child(root: TreeNode, edge: bytes) -> TreeNode | None:
-    assert root.children is not None
-    return root.children.get(edge)
+def _child(parent: TreeNode, edge: bytes) -> TreeNode | None:
+    return parent.only_child if parent.children is None else parent.children.get(edge)

@@ -41,10 +41,10 @@ class RadixTree:
         clock: operations so far: the time in which `last_access` and `created` count.
         pending: the unsettled insertions.
         queue: the evictable leaves.
+        stride: bytes of the tokens of one page.
     """
 
     __slots__ = (
-        "_stride",
         "clock",
         "num_evictable",
         "num_nodes",
@@ -53,6 +53,7 @@ class RadixTree:
         "pending",
         "queue",
         "root",
+        "stride",
     )
 
     def __init__(self, page_size: int, policy: EvictionPolicy) -> None:
@@ -64,7 +65,7 @@ class RadixTree:
         if page_size < 1:
             raise ValueError(f"page_size: {page_size} given, at least 1 token wanted")
         self.page_size = page_size
-        self._stride = page_size * TOKEN_BYTES
+        self.stride = page_size * TOKEN_BYTES
         self.root = make_root()
         self.queue = EvictionQueue(policy)
         self.pending = PendingInsertions()
@@ -84,7 +85,7 @@ class RadixTree:
         Returns:
             The last node, its tokens from the root, how many of them are settled, and the pages in parts.
         """
-        path, offset = self._enter(key, self._whole_pages(limit), hit=1)
+        path, offset = self._enter(key, self.whole_pages(limit), hit=1)
         if not path:
             return self.root, 0, 0, []
         settled = offset
@@ -96,8 +97,8 @@ class RadixTree:
 
     def match_length(self, key: RadixKey, limit: int) -> int:
         """The tokens that `match_prefix` would find. Splits nothing and marks nothing as used."""
-        end = self._whole_pages(limit)
-        return descend(self.root, key, end, self._stride)[1] // TOKEN_BYTES
+        end = self.whole_pages(limit)
+        return descend(self.root, key, end, self.stride)[1] // TOKEN_BYTES
 
     def insert(self, key: RadixKey, pages: bytes, pending: int | None) -> tuple[TreeNode, int, int]:
         """Add what is not there yet of `key`, cut down to whole pages, as one new leaf.
@@ -111,14 +112,14 @@ class RadixTree:
         Returns:
             The node that ends the aligned key, tokens that were present, tokens taken.
         """
-        end = self._whole_pages(len(key))
+        end = self.whole_pages(len(key))
         path, offset = self._enter(key, end, hit=0)
         parent = path[-1] if path else self.root
         if offset == end:
             return parent, end // TOKEN_BYTES, 0
         if parent.pending is not None and (pending is None or pending < parent.pending):
             pending = parent.pending
-        edge = key.data[offset : offset + self._stride]
+        edge = key.data[offset : offset + self.stride]
         if parent is self.root:
             edge += key.salt
         new_pages = pages[self._page_bytes(offset) : self._page_bytes(end)]
@@ -137,13 +138,13 @@ class RadixTree:
             self.pending.add(node, node.pending)
             self.inc_lock_ref(node)
 
-    def _whole_pages(self, num_tokens: int) -> int:
+    def whole_pages(self, num_tokens: int) -> int:
         """Bytes of the whole pages among `num_tokens` (-1, all but one of an empty key, counts as none)."""
-        return num_tokens // self.page_size * self._stride if num_tokens > 0 else 0
+        return num_tokens // self.page_size * self.stride if num_tokens > 0 else 0
 
     def _page_bytes(self, token_bytes: int) -> int:
         """Bytes of the page ids that go with so many bytes of token ids."""
-        return token_bytes // self._stride * PAGE_ID_BYTES
+        return token_bytes // self.stride * PAGE_ID_BYTES
 
     def _enter(self, key: RadixKey, end: int, hit: int) -> tuple[list[TreeNode], int]:
         """Walk as far as `key` goes, split the node in which it leaves the tree, mark the path as used.
@@ -151,7 +152,7 @@ class RadixTree:
         Returns:
             The nodes from below the root to the end, all of them wholly on the key, and the bytes they cover.
         """
-        path, offset, inside, common = descend(self.root, key, end, self._stride)
+        path, offset, inside, common = descend(self.root, key, end, self.stride)
         if inside is not None:
             path.append(split_node(inside, common, self.page_size))
             self.num_nodes += 1
@@ -256,7 +257,7 @@ class RadixTree:
             if len(pages) > missing:
                 kept = len(pages) - missing
                 leaf.pages = pages[:kept]
-                leaf.tokens = leaf.tokens[: kept // PAGE_ID_BYTES * self._stride]
+                leaf.tokens = leaf.tokens[: kept // PAGE_ID_BYTES * self.stride]
                 parts.append(pages[kept:])
                 break
             self.queue.pop_first()

@@ -14,7 +14,7 @@ from srt.core.errors import ConfigError
 
 Overlap = Literal["auto", "on", "off"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Policy = Literal["fcfs", "lpm", "lof", "shortest-prefill-first", "random", "priority"]
+Policy = Literal["fcfs", "lpm", "dfs-weight", "lof", "shortest-prefill-first", "random", "priority"]
 Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "slru"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -97,8 +97,9 @@ class ScheduleOptions:
 
     schedule_policy: Policy = option(
         "fcfs",
-        "order of waiting requests: first come first served, longest cached prefix first (lpm), longest output first "
-        "(lof), fewest tokens to compute first, random, or highest priority first; nobody is overtaken for ever",
+        "order of waiting requests: first come first served, longest cached prefix first (lpm), along the tree with "
+        "the busiest branch first (dfs-weight), longest output first (lof), fewest tokens to compute first, random, or "
+        "highest priority first; nobody is overtaken for ever",
     )
     preemption_threshold: int | None = option(
         None,

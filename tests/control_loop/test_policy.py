@@ -53,6 +53,44 @@ def test_shortest_prefill_first_counts_what_is_left_to_compute() -> None:
     assert admission_order("shortest-prefill-first", *requests) == [1, 2, 0]
 
 
+def test_dfs_weight_walks_the_busiest_branch_first() -> None:
+    """The cached prompt is one branch; what waits on it goes together, before a lone request that came first."""
+    cached = prompt(16, start=5)
+    requests = (
+        (prompt(9), 1, 0),
+        ([*cached, 1], 1, 0),
+        ([*cached[:8], 9, 9, 9, 9, 9], 1, 0),
+        ([*cached, 2], 1, 0),
+    )
+    order = admission_order("dfs-weight", *requests)
+    assert sorted(order) == [0, 1, 2, 3]
+    assert abs(order.index(1) - order.index(3)) == 1, "they share the longest prefix"
+
+
+def test_dfs_weight_keeps_groups_together() -> None:
+    """Two groups arrive in turns; each is taken whole, the larger first, once its prefix is in the tree."""
+    rig = Rig(policy="dfs-weight", max_running=1, num_pages=64)
+    groups = [prompt(12, start=start) for start in (1, 9)]
+    for group in groups:
+        rig.submit([*group, 1], 1)
+    rig.run()
+    blocker = rig.submit(prompt(3, start=11), 12, ignore_eos=True)
+    until(rig, lambda: bool(blocker.token_ids))
+    answers = [
+        (which, rig.submit([*groups[which], 2, tail], 1)) for tail, which in enumerate((0, 1, 1, 0, 1))
+    ]
+    order: list[int] = []
+    seen: set[int] = set()
+    while not all(answer.ended for _, answer in answers):
+        rig.both()
+        for place, (which, answer) in enumerate(answers):
+            if answer.token_ids and place not in seen:
+                seen.add(place)
+                order.append(which)
+    assert order == [1, 1, 1, 0, 0]
+    finish_all(rig)
+
+
 def test_lof_takes_the_longest_output_first() -> None:
     assert admission_order("lof", (prompt(4), 3, 0), (prompt(5), 9, 0), (prompt(6), 6, 0)) == [1, 2, 0]
 
@@ -114,6 +152,7 @@ def test_lpm_orders_a_thousand_as_a_fresh_match_would(seed: int) -> None:
         for _ in range(rng.randrange(3)):
             rig.both()
         manager, waiting = rig.control._manager, list(rig.control._waiting)
-        lengths = [manager.match_length(req) for req in waiting]
-        assert lengths == [manager.cache.match_length(req.radix_key) for req in waiting]
+        assert manager.match_lengths(waiting) == [
+            manager.cache.match_length(req.radix_key) for req in waiting
+        ]
     finish_all(rig)

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from radix_cache.errors import TreeStateError
-from radix_cache.radix_cache import Insertion, RadixCache
+from radix_cache.radix_cache import RadixCache
+from radix_cache.results import Insertion
 from tests.radix_cache.model import contents, key_of
 
 
