@@ -8,9 +8,6 @@ from control_loop.slots import SlotTable
 PROBATION_TOKENS = 2
 """Tokens that a suspect must produce alone: the step that failed, and the one launched behind it."""
 
-MAX_FAILURES = 4
-"""Failed steps in any company after which a request is given up."""
-
 
 class Recovery:
     """Thread: control. Suspects in the order of arrival; one at a time is on probation.
@@ -27,9 +24,9 @@ class Recovery:
         return bool(self._suspects)
 
     def is_guilty(self, req: Req, num_suspects: int) -> bool:
-        """Counts a failed step for a suspect; True when the request must be given up."""
+        """Counts a failed step for a suspect; True when it failed alone, and not for the first time."""
         req.failures += 1
-        return (num_suspects == 1 and req.failures > 1) or req.failures >= MAX_FAILURES
+        return num_suspects == 1 and req.failures > 1
 
     def suspect(self, req: Req) -> None:
         if req not in self._suspects:
@@ -37,8 +34,15 @@ class Recovery:
             self._suspects.sort(key=lambda r: r.arrival)
 
     def candidate(self, slots: SlotTable) -> Req | None:
-        """The suspect to try now, after clearing those that have passed."""
-        self._suspects = [req for req in self._suspects if not self._has_passed(req, slots)]
+        """The suspect to try now, after clearing those that have passed.
+
+        Who has passed alone was not the cause: its count begins anew, or a long request would die of the company that
+        it keeps. A trial that is passed leaves two more tokens, so that even steps that always fail in company end.
+        """
+        passed = [req for req in self._suspects if self._has_passed(req, slots)]
+        for req in passed:
+            req.failures = 0
+            self._suspects.remove(req)
         return self._suspects[0] if self._suspects else None
 
     @staticmethod

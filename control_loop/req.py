@@ -55,7 +55,6 @@ class Req:
         "slot",
         "started_at",
         "stop_token_ids",
-        "suspect",
         "token_ids",
     )
 
@@ -88,7 +87,6 @@ class Req:
         self.keep_tokens: int | None = None
         self.num_retractions = 0
         self.failures = 0
-        self.suspect = False
         self.overtaken = 0
         self.queued_at = now
         self.started_at: float | None = None
