@@ -59,6 +59,7 @@ PARTS = (
         6,
         tests=(
             "test_layers.py",
+            "test_corner_numbers.py",
             "test_docs.py",
             "test_cli.py",
             "test_budget.py",

@@ -60,7 +60,7 @@ def test_an_ended_row_is_dropped_once_when_no_launched_step_names_it() -> None:
     assert batch.take_dropped(9) == (), "void: that life is over"
 
 
-def test_stop_tokens_are_each_rows_own() -> None:
+def test_corner_19_stop_tokens_are_each_rows_own() -> None:
     batch = RunningBatch(3)
     begin(batch, 1, stops=(5,))
     begin(batch, 2, stops=(6, 7, 8))

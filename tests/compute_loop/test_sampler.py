@@ -141,7 +141,7 @@ def test_equals_the_rules(kind: str, vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [700, 30_001])
-def test_one_row_is_chosen_alike_in_any_company(vocab_size: int) -> None:
+def test_corner_19_one_row_is_chosen_alike_in_any_company(vocab_size: int) -> None:
     rng = random.Random(5)
     num_rows = 24
     generator = torch.Generator().manual_seed(5)
@@ -219,7 +219,7 @@ def test_a_filter_that_spares_the_choice_does_not_change_it() -> None:
         assert torch.equal(draw(logits, params, 200)[spared], free[spared]), params
 
 
-def test_a_slot_forgets_its_last_request() -> None:
+def test_corner_19_a_slot_forgets_its_last_request() -> None:
     logits = torch.randn(1, 400, generator=torch.Generator().manual_seed(6))
     slots, positions = torch.tensor([1]), torch.tensor([0])
     state = SlotSampling(2, 400, CPU)

@@ -15,7 +15,7 @@ from tests.schedules import Traffic, play
 # --- identity --------------------
 
 
-def test_01_results_are_applied_by_slot_and_generation() -> None:
+def test_corner_01_results_are_applied_by_slot_and_generation() -> None:
     rig = Rig(max_running=1)
     first = rig.submit(prompt(6), 20, ignore_eos=True)
     until(rig, lambda: len(first.token_ids) >= 2)
@@ -41,7 +41,7 @@ def test_01_results_are_applied_by_slot_and_generation() -> None:
     assert second.token_ids == rig.expected(second)
 
 
-def test_02_no_sentinel_reaches_the_embedding_and_no_ring_wraps() -> None:
+def test_corner_02_no_sentinel_reaches_the_embedding_and_no_ring_wraps() -> None:
     rig = Rig(max_running=3, num_pages=40)
     witness = Witness(rig.runner)
     for index in range(60):  # many more lives than slots
@@ -53,7 +53,7 @@ def test_02_no_sentinel_reaches_the_embedding_and_no_ring_wraps() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_03_and_09_slots_and_pages_wait_for_launched_steps(seed: int) -> None:
+def test_corner_03_09_slots_and_pages_wait_for_launched_steps(seed: int) -> None:
     rig = Rig(max_running=3, num_pages=18)
     Witness(rig.runner)
     rng = random.Random(seed)
@@ -65,7 +65,7 @@ def test_03_and_09_slots_and_pages_wait_for_launched_steps(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("max_new", "decodes"), [(0, 0), (1, 0), (2, 1), (7, 6)])
-def test_04_an_end_by_length_launches_no_step_too_many(max_new: int, decodes: int) -> None:
+def test_corner_04_an_end_by_length_launches_no_step_too_many(max_new: int, decodes: int) -> None:
     rig = Rig()
     witness = Witness(rig.runner)
     answer = rig.submit(prompt(6), max_new, ignore_eos=True)
@@ -74,7 +74,7 @@ def test_04_an_end_by_length_launches_no_step_too_many(max_new: int, decodes: in
     assert witness.num_decodes == decodes
 
 
-def test_04_the_context_limit_ends_by_length() -> None:
+def test_corner_04_the_context_limit_ends_by_length() -> None:
     rig = Rig(context=16, num_pages=40)
     answer = rig.submit(prompt(10), 100, ignore_eos=True)
     rig.run()
@@ -83,7 +83,7 @@ def test_04_the_context_limit_ends_by_length() -> None:
     rig.check_drained()
 
 
-def test_05_an_overrun_token_is_seen_by_nobody() -> None:
+def test_corner_05_an_overrun_token_is_seen_by_nobody() -> None:
     rig = Rig(asynchronous=True)
     witness = Witness(rig.runner)
     answer = rig.submit(eos_prompt(rig, after=4), 40)
@@ -97,7 +97,7 @@ def test_05_an_overrun_token_is_seen_by_nobody() -> None:
     )
 
 
-def test_06_the_slot_of_an_overrun_row_is_freed_once() -> None:
+def test_corner_06_the_slot_of_an_overrun_row_is_freed_once() -> None:
     rig = Rig(asynchronous=True)
     rig.submit(eos_prompt(rig, after=3), 40)
     dropped: list[tuple[int, int]] = []

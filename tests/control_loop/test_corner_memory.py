@@ -17,14 +17,14 @@ from tests.schedules import Poison
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("seed", range(8))
-def test_10_a_retracted_token_in_flight_is_neither_lost_nor_doubled(seed: int, asynchronous: bool) -> None:
+def test_corner_10_a_retracted_token_in_flight_is_neither_lost_nor_doubled(seed: int, asynchronous: bool) -> None:
     rig, answers = tight(asynchronous=asynchronous)
     finish_all(rig, random.Random(seed))
     assert rig.stats().retracted_total > 0
     assert sum(answer.num_retractions for answer in answers) == rig.stats().retracted_total
 
 
-def test_11_nobody_is_retracted_while_pages_are_still_fenced() -> None:
+def test_corner_11_nobody_is_retracted_while_pages_are_still_fenced() -> None:
     rig, _ = tight()
     until(rig, lambda: any(req.phase is Phase.LEAVING for req in rig.control._slots.reqs()))
     assert choose_victim(rig.control._slots.reqs(), rig.control._slots) is None
@@ -40,7 +40,7 @@ def test_11_nobody_is_retracted_while_pages_are_still_fenced() -> None:
     finish_all(rig)
 
 
-def test_12_a_duplicate_prefix_stays_private_until_its_row_is_dropped() -> None:
+def test_corner_12_a_duplicate_prefix_stays_private_until_its_row_is_dropped() -> None:
     rig = Rig(page_size=4, num_pages=32, chunk=64)
     first = rig.submit(prompt(8), 20, ignore_eos=True)
     until(rig, lambda: len(first.token_ids) >= 1)
@@ -58,7 +58,7 @@ def test_12_a_duplicate_prefix_stays_private_until_its_row_is_dropped() -> None:
 
 @pytest.mark.parametrize("chunk", [4, 64])
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_13_an_abort_in_any_state_releases_everything_once(asynchronous: bool, chunk: int) -> None:
+def test_corner_13_an_abort_in_any_state_releases_everything_once(asynchronous: bool, chunk: int) -> None:
     """Aborts each of four requests (a leader, two followers, one that waits for a slot) after each number of steps."""
     phases = set()
     for victim in range(4):
@@ -79,7 +79,7 @@ def test_13_an_abort_in_any_state_releases_everything_once(asynchronous: bool, c
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_14_only_the_guilty_request_of_a_failed_step_fails(asynchronous: bool) -> None:
+def test_corner_14_only_the_guilty_request_of_a_failed_step_fails(asynchronous: bool) -> None:
     poison = Poison(token=22)
     rig = Rig(num_pages=64, max_running=6, vocab=101, asynchronous=asynchronous, fault=poison)
     good = [rig.submit(prompt(9, start=index), 12, ignore_eos=True) for index in range(4)]
@@ -95,7 +95,7 @@ def test_14_only_the_guilty_request_of_a_failed_step_fails(asynchronous: bool) -
     assert rig.stats().failed_steps_total == 2
 
 
-def test_14_a_failed_step_leaves_nothing_matchable() -> None:
+def test_corner_14_a_failed_step_leaves_nothing_matchable() -> None:
     poison = Poison(token=22)
     rig = Rig(num_pages=64, chunk=64, fault=poison)
     rig.submit([22, *prompt(15)], 4)
@@ -104,7 +104,7 @@ def test_14_a_failed_step_leaves_nothing_matchable() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_15_a_prefix_hit_leaves_one_token_to_compute(page_size: int) -> None:
+def test_corner_15_a_prefix_hit_leaves_one_token_to_compute(page_size: int) -> None:
     rig = Rig(page_size=page_size, num_pages=128 // page_size)
     for _ in range(2):
         answer = rig.submit(prompt(12), 3)
@@ -115,7 +115,7 @@ def test_15_a_prefix_hit_leaves_one_token_to_compute(page_size: int) -> None:
 @pytest.mark.parametrize(
     ("length", "max_new", "fits"), [(65, 1, False), (40, 26, False), (40, 25, True), (64, 1, True)]
 )
-def test_16_what_the_whole_pool_cannot_hold_is_refused_at_once(length: int, max_new: int, fits: bool) -> None:
+def test_corner_16_what_the_whole_pool_cannot_hold_is_refused_at_once(length: int, max_new: int, fits: bool) -> None:
     rig = Rig(num_pages=16, page_size=4)  # 64 tokens; the last output token needs no memory
     answer = rig.submit(prompt(length), max_new, ignore_eos=True)
     small = rig.submit(prompt(4), 2)

@@ -15,7 +15,7 @@ from tests.rig import Rig
 # --- control --------------------
 
 
-def test_20_an_abort_comes_before_the_results_that_are_ready() -> None:
+def test_corner_20_an_abort_comes_before_the_results_that_are_ready() -> None:
     rig = Rig(asynchronous=False)
     answer = rig.submit(prompt(6), 20, ignore_eos=True)
     until(rig, lambda: len(answer.token_ids) >= 2)
@@ -30,7 +30,7 @@ def test_20_an_abort_comes_before_the_results_that_are_ready() -> None:
     finish_all(rig)
 
 
-def test_21_a_flush_is_refused_while_busy_and_needs_a_drained_pipeline() -> None:
+def test_corner_21_a_flush_is_refused_while_busy_and_needs_a_drained_pipeline() -> None:
     rig = Rig()
     answer = rig.submit(prompt(9), 12, ignore_eos=True)
     until(rig, lambda: len(answer.token_ids) >= 3)
@@ -45,7 +45,7 @@ def test_21_a_flush_is_refused_while_busy_and_needs_a_drained_pipeline() -> None
     rig.check_drained()
 
 
-def test_21_a_request_behind_a_flush_waits_for_it() -> None:
+def test_corner_21_a_request_behind_a_flush_waits_for_it() -> None:
     rig = Rig()
     first = rig.submit(prompt(9), 2)
     finish_all(rig)
@@ -58,14 +58,14 @@ def test_21_a_request_behind_a_flush_waits_for_it() -> None:
     assert second.token_ids == first.token_ids
 
 
-def test_22_the_last_launched_step_is_drained() -> None:
+def test_corner_22_the_last_launched_step_is_drained() -> None:
     rig = Rig(asynchronous=True)
     rig.submit(eos_prompt(rig, after=5), 30)
     finish_all(rig)
     assert not rig.compute._in_flight
 
 
-def test_24_a_long_prompt_does_not_stall_running_streams() -> None:
+def test_corner_24_a_long_prompt_does_not_stall_running_streams() -> None:
     rig = Rig(num_pages=128, chunk=8, max_running=3)
     witness = Witness(rig.runner)
     streams = [rig.submit(prompt(5, start=index), 60, ignore_eos=True) for index in range(2)]
@@ -82,7 +82,7 @@ def test_24_a_long_prompt_does_not_stall_running_streams() -> None:
     finish_all(rig)
 
 
-def test_24_a_cold_request_is_overtaken_a_bounded_number_of_times() -> None:
+def test_corner_24_a_cold_request_is_overtaken_a_bounded_number_of_times() -> None:
     rig = Rig(policy="lpm", max_running=1, num_pages=64)
     rig.submit(prompt(12), 2)
     rig.run()
@@ -107,7 +107,7 @@ def test_24_a_cold_request_is_overtaken_a_bounded_number_of_times() -> None:
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("num_pages", [16, 64])
-def test_27_parked_rows_are_granted_or_somebody_is_retracted(asynchronous: bool, num_pages: int) -> None:
+def test_corner_27_parked_rows_are_granted_or_somebody_is_retracted(asynchronous: bool, num_pages: int) -> None:
     rig, answers = tight(asynchronous=asynchronous, num_pages=num_pages)
     all_parked = 0
     while not all(answer.ended for answer in answers):
@@ -122,7 +122,7 @@ def test_27_parked_rows_are_granted_or_somebody_is_retracted(asynchronous: bool,
     finish_all(rig)
 
 
-def test_28_a_drop_is_acknowledged_without_a_step_and_void_after_the_end() -> None:
+def test_corner_28_a_drop_is_acknowledged_without_a_step_and_void_after_the_end() -> None:
     rig = Rig(asynchronous=False, page_size=4, num_pages=32)
     answer = rig.submit(prompt(6), 60, ignore_eos=True)
     until(rig, lambda: len(answer.token_ids) >= 2)
@@ -148,7 +148,7 @@ def test_28_a_drop_is_acknowledged_without_a_step_and_void_after_the_end() -> No
 
 @pytest.mark.parametrize("how", ["abort", "retract", "fail"])
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_29_followers_go_on_when_their_leader_leaves_at_any_chunk(how: str, asynchronous: bool) -> None:
+def test_corner_29_followers_go_on_when_their_leader_leaves_at_any_chunk(how: str, asynchronous: bool) -> None:
     shared = prompt(32)
     for chunk_number in range(1, 9):
         failing = {"step": 0}

@@ -61,7 +61,7 @@ def run_one(seed: int, traffic: Traffic, counts: Counter[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(10))
-def test_25_and_26_random_schedules_equal_the_oracle(block: int) -> None:
+def test_corner_25_26_random_schedules_equal_the_oracle(block: int) -> None:
     """100 seeded schedules a block. Then every page is free or cached, nothing is locked, no slot in use."""
     counts: Counter[str] = Counter()
     for seed in range(block * 100, block * 100 + 100):
@@ -71,7 +71,7 @@ def test_25_and_26_random_schedules_equal_the_oracle(block: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(100))
-def test_25_and_26_many_more_schedules(block: int) -> None:
+def test_corner_25_26_many_more_schedules(block: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(100_000 + block * 100, 100_000 + block * 100 + 100):
         run_one(seed, STRESS, counts)
@@ -91,7 +91,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_25_sixty_requests_in_a_pool_too_small(variant: str, seed: int) -> None:
+def test_corner_25_sixty_requests_in_a_pool_too_small(variant: str, seed: int) -> None:
     """Staggered arrivals, aborts, chunks, evictions and retractions: each of them did happen."""
     options = {
         "num_pages": 24,

@@ -99,7 +99,7 @@ def test_random_is_some_other_order_and_always_the_same() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_24_a_cold_request_starts_within_a_bounded_number_of_passes(policy: str) -> None:
+def test_corner_24_a_cold_request_starts_within_a_bounded_number_of_passes(policy: str) -> None:
     """Everything about the others is better: they are cached, short, with longer outputs and more priority."""
     rig = Rig(policy=policy, max_running=2, num_pages=64, chunk=8)
     rig.submit(prompt(16), 1)
@@ -116,7 +116,7 @@ def test_24_a_cold_request_starts_within_a_bounded_number_of_passes(policy: str)
     finish_all(rig)
 
 
-def test_24_an_aged_request_is_not_preempted() -> None:
+def test_corner_24_an_aged_request_is_not_preempted() -> None:
     rig = Rig(policy="priority", preemption_threshold=0, max_running=1, num_pages=64)
     low = rig.submit(prompt(6), 30, priority=0, ignore_eos=True)
     until(rig, lambda: bool(low.token_ids))

@@ -116,7 +116,7 @@ def test_of_rows_that_run_out_of_memory_the_least_important_is_retracted() -> No
     assert second.num_retractions > 0
 
 
-def test_25_random_preemptions_change_no_answer() -> None:
+def test_corner_25_random_preemptions_change_no_answer() -> None:
     preempted = 0
     for seed in range(12):
         print(f"seed {seed}")

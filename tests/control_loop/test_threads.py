@@ -51,7 +51,7 @@ def read_until_ended(rig: Rig, answers: list[Answer]) -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_25_threads_give_the_oracle_s_tokens(overlap: bool, asynchronous: bool) -> None:
+def test_corner_25_threads_give_the_oracle_s_tokens(overlap: bool, asynchronous: bool) -> None:
     rng, traffic, failures = random.Random(11), Traffic(max_prompt=12, max_new=40), Failures()
     rig = Rig(num_pages=18, max_running=6, vocab=101, asynchronous=asynchronous)
     with running(rig, overlap, failures) as threads:
@@ -70,7 +70,7 @@ def test_25_threads_give_the_oracle_s_tokens(overlap: bool, asynchronous: bool) 
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_23_a_lost_device_ends_the_loop_and_says_so(overlap: bool) -> None:
+def test_corner_23_a_lost_device_ends_the_loop_and_says_so(overlap: bool) -> None:
     def lose(batch: ForwardBatch) -> None:
         raise DeviceLost("the device is gone")
 
@@ -83,7 +83,7 @@ def test_23_a_lost_device_ends_the_loop_and_says_so(overlap: bool) -> None:
         assert any(thread.failure is failures.exceptions[0] for thread in threads)
 
 
-def test_23_an_exception_in_control_says_so() -> None:
+def test_corner_23_an_exception_in_control_says_so() -> None:
     failures = Failures()
     rig = Rig()
 

@@ -117,7 +117,7 @@ def test_b26_an_id_reused_after_an_abort_gets_its_own_answer(server: ServerProce
             assert again.json()["output_ids"] == expected
 
 
-def test_b13_21_a_flush_while_busy_is_refused_and_harms_nothing(server: ServerProcess) -> None:
+def test_corner_21_b13_a_flush_while_busy_is_refused_and_harms_nothing(server: ServerProcess) -> None:
     expected = server.gen(PROMPT, max_new_tokens=16)
     with server.stream("/generate", body_of(PROMPT, max_new_tokens=16)) as events:
         next(events)

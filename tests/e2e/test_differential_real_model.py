@@ -135,7 +135,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], Callable[[Rig], bool]]] = {
 
 
 @pytest.mark.parametrize("variant", ["page 16", "page 1", pytest.param("no cache", marks=pytest.mark.long)])
-def test_25_any_schedule_gives_the_tokens_of_a_dense_recompute(
+def test_corner_25_any_schedule_gives_the_tokens_of_a_dense_recompute(
     bench: Bench, judge: Judge, variant: str
 ) -> None:
     options, happened = VARIANTS[variant]

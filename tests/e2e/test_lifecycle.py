@@ -63,7 +63,7 @@ def test_b76_a_stream_that_is_not_done_in_time_ends_as_aborted(start: Start) -> 
     assert_port_is_free(server.port)
 
 
-def test_30_a_killed_engine_ends_streams_and_a_new_one_takes_over_but_not_for_ever(start: Start) -> None:
+def test_corner_30_a_killed_engine_ends_streams_and_a_new_one_takes_over_but_not_for_ever(start: Start) -> None:
     server = start("--max-total-tokens", "4096", "--max-restarts", "1").wait_ready()
     engine = server.engine_pid
     with (
@@ -92,7 +92,7 @@ def test_30_a_killed_engine_ends_streams_and_a_new_one_takes_over_but_not_for_ev
     assert "Traceback" not in server.log
 
 
-def test_30_a_killed_parent_takes_its_engine_with_it(start: Start) -> None:
+def test_corner_30_a_killed_parent_takes_its_engine_with_it(start: Start) -> None:
     server = start("--max-total-tokens", "1024").wait_ready()
     engine = server.engine_pid
     server.signal(signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_30_a_killed_parent_takes_its_engine_with_it(start: Start) -> None:
     assert_port_is_free(server.port)
 
 
-def test_30_a_server_that_is_ended_while_it_loads_leaves_nothing(start: Start) -> None:
+def test_corner_30_a_server_that_is_ended_while_it_loads_leaves_nothing(start: Start) -> None:
     server = start()
     while not (engines := children(server.process.pid)):
         assert server.process.poll() is None
@@ -110,7 +110,7 @@ def test_30_a_server_that_is_ended_while_it_loads_leaves_nothing(start: Start) -
     wait_for_end(engines[0])
 
 
-def test_30_a_stopped_parent_does_not_stop_the_engine(server: ServerProcess) -> None:
+def test_corner_30_a_stopped_parent_does_not_stop_the_engine(server: ServerProcess) -> None:
     expected = server.gen("Once upon a time", max_new_tokens=24)["output_ids"]
     generated = server.stats()["generation_tokens_total"]
     with server.stream("/generate", body_of("Once upon a time", max_new_tokens=24)) as events:

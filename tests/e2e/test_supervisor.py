@@ -72,7 +72,7 @@ async def error_of(group: StreamGroup) -> str:
             return batch.finish.error.message
 
 
-def test_23_a_loop_that_raises_ends_the_engine_with_its_reason() -> None:
+def test_corner_23_a_loop_that_raises_ends_the_engine_with_its_reason() -> None:
     async def main() -> None:
         async with watched(max_restarts=0) as watch:
             group = watch.submit()
@@ -87,7 +87,7 @@ def test_23_a_loop_that_raises_ends_the_engine_with_its_reason() -> None:
     asyncio.run(main())
 
 
-def test_30_an_engine_that_hangs_is_killed_by_the_watchdog_and_replaced() -> None:
+def test_corner_30_an_engine_that_hangs_is_killed_by_the_watchdog_and_replaced() -> None:
     async def main() -> None:
         async with watched(watchdog_timeout=4.0) as watch:
             first = watch.pid

@@ -30,7 +30,7 @@ def test_first_insert_takes_every_page() -> None:
     assert (match.num_tokens, match.num_settled, match.pages.tolist()) == (3, 3, [7, 8, 9])
 
 
-def test_a_prefix_hit_is_capped_at_len_minus_1_corner_15() -> None:
+def test_corner_15_a_prefix_hit_is_capped_at_len_minus_1() -> None:
     cache = RadixCache(page_size=1)
     cache.insert(key_of((1, 2, 3)), ids(7, 8, 9))
     assert cache.match_prefix(key_of((1, 2, 3))).num_tokens == 2
@@ -122,7 +122,7 @@ def test_an_insert_that_ends_inside_a_node_ends_at_a_node() -> None:
     assert cache.num_pages == 3
 
 
-def test_pages_of_the_present_part_stay_the_callers_corner_12() -> None:
+def test_corner_12_pages_of_the_present_part_stay_the_callers() -> None:
     cache = RadixCache(page_size=1)
     cache.insert(key_of((1, 2, 3)), ids(10, 11, 12))
     inserted = cache.insert(key_of((1, 2, 3, 4, 5)), ids(20, 21, 22, 23, 24))

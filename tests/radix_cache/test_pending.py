@@ -90,7 +90,7 @@ def test_one_command_may_write_several_nodes_of_one_path() -> None:
     cache.check_integrity()
 
 
-def test_remove_pending_leaves_nothing_unwritten_to_match_corner_14() -> None:
+def test_corner_14_remove_pending_leaves_nothing_unwritten_to_match() -> None:
     cache = RadixCache(page_size=1)
     insert(cache, (1, 2), 0)
     insert(cache, (1, 2, 3, 4), 10, pending=3)

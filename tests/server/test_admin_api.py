@@ -45,7 +45,7 @@ def test_an_abort_ends_exactly_one_request_with_its_partial_answer() -> None:
     with_api(scenario)
 
 
-def test_30_a_dead_engine_ends_streams_with_an_error_and_turns_health() -> None:
+def test_corner_30_a_dead_engine_ends_streams_with_an_error_and_turns_health() -> None:
     async def scenario(desk: ApiDesk) -> None:
         desk.engine.held = True
         streams = [

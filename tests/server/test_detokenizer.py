@@ -97,7 +97,7 @@ def make_case(
     return [*ids, EOS], FinishReason("stop", EOS), stops
 
 
-def test_b52_streams_in_any_split_give_the_answer_of_a_search_in_the_whole(tokenizer: Tokenizer) -> None:
+def test_corner_07_b52_streams_in_any_split_give_the_answer_of_a_search_in_the_whole(tokenizer: Tokenizer) -> None:
     seed = 51
     rng = random.Random(seed)
     matched = 0
@@ -223,7 +223,7 @@ def test_a_stop_string_at_the_very_start_leaves_nothing(byte_level: Tokenizer) -
     assert text.text == "" and text.num_tokens == 0
 
 
-def test_a_stop_string_within_one_token_keeps_the_token(byte_level: Tokenizer) -> None:
+def test_corner_07_a_stop_string_within_one_token_keeps_the_token(byte_level: Tokenizer) -> None:
     the = ids_of(byte_level, " the")
     assert len(the) == 1
     text = StreamText(byte_level, ("he",))

@@ -206,7 +206,7 @@ def test_b26_an_id_is_free_as_soon_as_its_abort_is_asked_for() -> None:
     run(scenario)
 
 
-def test_a_stop_string_ends_the_stream_here_and_tells_the_engine_what_belongs() -> None:
+def test_corner_07_a_stop_string_ends_the_stream_here_and_tells_the_engine_what_belongs() -> None:
     async def scenario(desk: Desk) -> None:
         group = desk.submit("a")
         (stream,) = group.streams
@@ -220,7 +220,7 @@ def test_a_stop_string_ends_the_stream_here_and_tells_the_engine_what_belongs() 
     run(scenario)
 
 
-def test_30_death_of_the_engine_ends_everything_that_waits() -> None:
+def test_corner_30_death_of_the_engine_ends_everything_that_waits() -> None:
     async def scenario(desk: Desk) -> None:
         running, waiting = desk.submit("a"), desk.submit("b")
         (stream,) = running.streams
