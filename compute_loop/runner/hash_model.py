@@ -43,11 +43,21 @@ def next_token(token_ids: Int32Array, params: SamplingParams, vocab_size: int) -
     return (mixed ^ (mixed >> 31)) % vocab_size
 
 
-def generate(prompt: list[int], params: SamplingParams, vocab_size: int, stops: frozenset[int]) -> list[int]:
+NextToken = Callable[[Int32Array, SamplingParams, int], int]
+"""The model: all tokens so far, the parameters and the size of the vocabulary to the token behind them."""
+
+
+def generate(
+    prompt: list[int],
+    params: SamplingParams,
+    vocab_size: int,
+    stops: frozenset[int],
+    choose: NextToken = next_token,
+) -> list[int]:
     """The oracle: all output tokens of a request, computed from nothing but its prompt."""
     token_ids = list(prompt)
     while len(token_ids) - len(prompt) < params.max_new_tokens:
-        token_ids.append(next_token(np.array(token_ids, np.int32), params, vocab_size))
+        token_ids.append(choose(np.array(token_ids, np.int32), params, vocab_size))
         if token_ids[-1] in stops:
             break
     return token_ids[len(prompt) :]
@@ -65,7 +75,7 @@ class HashStep:
 class HashRunner:
     """Thread: compute. Runs a step when it is launched, or, `asynchronous`, as late as the order of steps allows.
 
-    `fault` is called with each batch before it runs and may raise: an injected failure.
+    `fault` is called with each batch before it runs and may raise: an injected failure. `choose` is the model.
     """
 
     name = "hash-model"
@@ -80,8 +90,10 @@ class HashRunner:
         vocab_size: int,
         asynchronous: bool = True,
         fault: Callable[[ForwardBatch], None] | None = None,
+        choose: NextToken = next_token,
     ) -> None:
         self.asynchronous = asynchronous
+        self._choose = choose
         self._vocab_size = vocab_size
         self._page_size = page_size
         self._fault = fault
@@ -125,7 +137,7 @@ class HashRunner:
         for row in step.sampled:
             slot = int(batch.slots[row])
             seen = self._read(slot, int(batch.starts[row] + batch.num_new_tokens[row]))
-            token_ids[row] = next_token(seen, self._params[slot], self._vocab_size)
+            token_ids[row] = self._choose(seen, self._params[slot], self._vocab_size)
         self._last_token[batch.slots[step.sampled]] = token_ids[step.sampled]
         step.token_ids = token_ids
 
