@@ -83,8 +83,9 @@ def test_corner_04_the_context_limit_ends_by_length() -> None:
     rig.check_drained()
 
 
-def test_corner_05_an_overrun_token_is_seen_by_nobody() -> None:
-    rig = Rig(asynchronous=True)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_corner_05_an_overrun_token_is_seen_by_nobody(page_size: int) -> None:
+    rig = Rig(asynchronous=True, page_size=page_size, num_pages=64 // page_size)
     witness = Witness(rig.runner)
     answer = rig.submit(eos_prompt(rig, after=4), 40)
     finish_all(rig)
@@ -92,7 +93,7 @@ def test_corner_05_an_overrun_token_is_seen_by_nobody() -> None:
     assert witness.num_decodes == 4, "3 tokens were decoded, and one step had been launched behind the last"
     stats = rig.stats()
     assert stats.generation_tokens_total == 4
-    assert stats.num_cached_tokens == (7 + 3) // 4 * 4, (
+    assert stats.num_cached_tokens == (7 + 3) // page_size * page_size, (
         "KV of prompt and 3 outputs; not of EOS nor the overrun"
     )
 
