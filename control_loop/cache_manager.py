@@ -84,7 +84,7 @@ class CacheManager:
 
         False, and no change, when fewer than `headroom` pages would remain available. A slot must be free.
         """
-        match = self.cache.match_and_lock(req.radix_key)
+        match = self.cache.match_and_lock(req.radix_key, priority=req.priority)
         cached = len(match.pages)
         needed = -(-len(req.token_ids) // self._page_size) - cached
         pages = None
@@ -121,7 +121,7 @@ class CacheManager:
         slots = self._slots
         req = slots.req(slot)
         scheduled = int(slots.scheduled[slot])
-        match = self.cache.match_prefix(req.radix_key)
+        match = self.cache.match_prefix(req.radix_key, priority=req.priority)
         if match.num_tokens <= scheduled:
             return 0
         self.cache.lock(match.node)
@@ -138,9 +138,9 @@ class CacheManager:
     def publish(self, slot: int, end: int, seq: int) -> None:
         """Enters tokens ``[0, end)``, commanded by `seq`, into the tree: pending until that step reports."""
         whole = end // self._page_size
-        inserted = self.cache.insert(
-            self._key(slot, whole * self._page_size), self._slots.pages[slot, :whole], pending=seq
-        )
+        priority = self._slots.req(slot).priority
+        key = self._key(slot, whole * self._page_size)
+        inserted = self.cache.insert(key, self._slots.pages[slot, :whole], seq, priority)
         if inserted.num_taken == 0:
             return  # a lock on somebody else's duplicate would pin a page that this row does not read
         self.cache.lock(inserted.node)
@@ -182,7 +182,8 @@ class CacheManager:
     def _offer(self, slot: int, valid: int) -> None:
         whole = valid // self._page_size
         key = self._key(slot, whole * self._page_size)
-        inserted = self.cache.insert(key, self._slots.pages[slot, :whole])
+        priority = self._slots.req(slot).priority
+        inserted = self.cache.insert(key, self._slots.pages[slot, :whole], priority=priority)
         self._disown(slot, inserted.num_present, inserted.num_taken)
 
     def _disown(self, slot: int, present: int, taken: int) -> None:

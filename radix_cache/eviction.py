@@ -52,8 +52,13 @@ def slru(node: TreeNode) -> int:
     return (node.hits >= SLRU_PROTECTED_HITS) << CLOCK_BITS | node.last_access
 
 
+def priority(node: TreeNode) -> int:
+    """What only requests of low priority have used goes first; among equals the least recently used."""
+    return node.priority << CLOCK_BITS | node.last_access
+
+
 EVICTION_POLICIES: Final[Mapping[str, EvictionPolicy]] = MappingProxyType(
-    {"lru": lru, "lfu": lfu, "fifo": fifo, "mru": mru, "filo": filo, "slru": slru}
+    {"lru": lru, "lfu": lfu, "fifo": fifo, "mru": mru, "filo": filo, "slru": slru, "priority": priority}
 )
 """name -> policy: a new policy is a function above and a word here."""
 

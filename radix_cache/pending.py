@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from radix_cache.errors import TreeStateError
 from radix_cache.tree_node import TreeNode
 
 
@@ -12,9 +13,8 @@ class PendingInsertions:
 
     An insertion is known by its lowest node. Splits put pending nodes of the same command above that one;
     whatever lies below a pending node is pending too, with the same command or a later one. While it is
-    listed here, an
-    insertion holds one lock on its path: pages that a step is going to write must not be given to anyone
-    else.
+    listed here, an insertion holds one lock on its path: pages that a step is going to write must not be given
+    to anyone else.
     """
 
     __slots__ = ("_nodes", "num_pages")
@@ -40,17 +40,29 @@ class PendingInsertions:
                     part = part.parent
         return settled
 
-    def tops(self) -> Counter[TreeNode]:
-        """The highest pending node of each path, with the number of insertions at or below it."""
-        return Counter(map(_top, self.nodes()))
+    def take_tops(self) -> Counter[TreeNode]:
+        """Forget all insertions, because the steps that were to write them failed.
+
+        Returns:
+            The highest pending node of each path, with the number of insertions at or below it.
+
+        Raises:
+            TreeStateError: somebody else holds a lock there; nothing is changed.
+        """
+        tops = Counter(map(_top, self.nodes()))
+        for top, insertions in tops.items():
+            if top.lock_ref != insertions:
+                raise TreeStateError(
+                    f"remove_pending: {top.lock_ref - insertions} locks are still held on {top!r} or "
+                    "below it; unlock the requests that lean on it first"
+                )
+        self._nodes.clear()
+        self.num_pages = 0
+        return tops
 
     def nodes(self) -> list[TreeNode]:
         """The lowest node of each insertion."""
         return [node for nodes in self._nodes.values() for node in nodes]
-
-    def clear(self) -> None:
-        self._nodes.clear()
-        self.num_pages = 0
 
     def __repr__(self) -> str:
         return f"PendingInsertions({self.num_pages} pages of commands {sorted(self._nodes)})"

@@ -44,20 +44,20 @@ class RadixCache:
 
     # ---- match and insert
 
-    def match_prefix(self, key: RadixKey, limit: int | None = None) -> Match:
+    def match_prefix(self, key: RadixKey, limit: int | None = None, priority: int = 0) -> Match:
         """The longest cached prefix of `key`, in whole pages, within `min(len(key) - 1, limit)` tokens.
 
-        One token at least is left to compute, because the logits need it. Marks the prefix as used and locks
-        nothing.
+        One token at least is left to compute, because the logits need it. Marks the prefix as used, by a request
+        of that `priority`, and locks nothing.
 
         Raises:
             ValueError: `limit` is negative.
         """
-        return self._match(key, limit, lock=False)
+        return self._match(key, limit, priority, lock=False)
 
-    def match_and_lock(self, key: RadixKey, limit: int | None = None) -> Match:
+    def match_and_lock(self, key: RadixKey, limit: int | None = None, priority: int = 0) -> Match:
         """`match_prefix` and `lock` of the node it finds, in one locked section."""
-        return self._match(key, limit, lock=True)
+        return self._match(key, limit, priority, lock=True)
 
     def match_length(self, key: RadixKey, limit: int | None = None) -> int:
         """The `num_tokens` that `match_prefix` would give. Changes nothing, for comparing requests."""
@@ -77,18 +77,24 @@ class RadixCache:
         """
         return match_lengths(cursors, self._tree.root, self._tree.stride)
 
-    def _match(self, key: RadixKey, limit: int | None, lock: bool) -> Match:
+    def _match(self, key: RadixKey, limit: int | None, priority: int, lock: bool) -> Match:
         most = match_limit(key, limit)
         tree = self._tree
         with self._lock:
-            node, num_tokens, num_settled, parts = tree.match_prefix(key, most)
+            node, num_tokens, num_settled, parts = tree.match_prefix(key, most, priority)
             if lock:
                 tree.inc_lock_ref(node)
             self._lookup_tokens += len(key)
             self._hit_tokens += num_tokens
         return Match(node, num_tokens, to_array(parts), num_settled)
 
-    def insert(self, key: RadixKey, pages: npt.NDArray[np.int32], pending: int | None = None) -> Insertion:
+    def insert(
+        self,
+        key: RadixKey,
+        pages: npt.NDArray[np.int32],
+        pending: int | None = None,
+        priority: int = 0,
+    ) -> Insertion:
         """Add `key`, cut down to whole pages, as far as it is not there: one new node at most.
 
         Args:
@@ -96,6 +102,7 @@ class RadixCache:
                 behind the last whole page is not looked at.
             pending: the command whose step writes the new pages; None when they are written. Below a pending
                 node the new one is pending too, at least until that one is settled.
+            priority: of the request that inserts.
 
         Raises:
             ValueError: `pages` is not int32 of one dimension, or too short.
@@ -104,7 +111,7 @@ class RadixCache:
             return Insertion(self._tree.root, 0, 0)
         page_bytes = self._to_bytes(key, pages)
         with self._lock:
-            return Insertion(*self._tree.insert(key, page_bytes, pending))
+            return Insertion(*self._tree.insert(key, page_bytes, pending, priority))
 
     def insert_and_lock(
         self,
@@ -112,6 +119,7 @@ class RadixCache:
         pages: npt.NDArray[np.int32],
         pending: int | None = None,
         unlock: TreeNode | None = None,
+        priority: int = 0,
     ) -> Insertion:
         """`insert`, `lock` of its node and `unlock` of another one (None: of none), in one locked section.
 
@@ -126,7 +134,7 @@ class RadixCache:
         old = tree.root if unlock is None else unlock
         with self._lock:
             check_locked(old, tree.root)
-            node, num_present, num_taken = tree.insert(key, page_bytes, pending)
+            node, num_present, num_taken = tree.insert(key, page_bytes, pending, priority)
             tree.move_lock(old, node)
         return Insertion(node, num_present, num_taken)
 

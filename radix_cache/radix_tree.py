@@ -76,7 +76,9 @@ class RadixTree:
 
     # ---- match and insert
 
-    def match_prefix(self, key: RadixKey, limit: int) -> tuple[TreeNode, int, int, list[bytes]]:
+    def match_prefix(
+        self, key: RadixKey, limit: int, priority: int = 0
+    ) -> tuple[TreeNode, int, int, list[bytes]]:
         """The longest cached prefix of `key` within `limit` tokens (at most its length), in whole pages.
 
         Splits the node in which the prefix ends, so that the node returned is exactly its end; marks the path
@@ -85,7 +87,7 @@ class RadixTree:
         Returns:
             The last node, its tokens from the root, how many of them are settled, and the pages in parts.
         """
-        path, offset = self._enter(key, self.whole_pages(limit), hit=1)
+        path, offset = self._enter(key, self.whole_pages(limit), priority, hit=1)
         if not path:
             return self.root, 0, 0, []
         settled = offset
@@ -100,7 +102,9 @@ class RadixTree:
         end = self.whole_pages(limit)
         return descend(self.root, key, end, self.stride)[1] // TOKEN_BYTES
 
-    def insert(self, key: RadixKey, pages: bytes, pending: int | None) -> tuple[TreeNode, int, int]:
+    def insert(
+        self, key: RadixKey, pages: bytes, pending: int | None, priority: int = 0
+    ) -> tuple[TreeNode, int, int]:
         """Add what is not there yet of `key`, cut down to whole pages, as one new leaf.
 
             key      [0 ........ present)[present ........ aligned)[aligned ........ len)
@@ -113,7 +117,7 @@ class RadixTree:
             The node that ends the aligned key, tokens that were present, tokens taken.
         """
         end = self.whole_pages(len(key))
-        path, offset = self._enter(key, end, hit=0)
+        path, offset = self._enter(key, end, priority, hit=0)
         parent = path[-1] if path else self.root
         if offset == end:
             return parent, end // TOKEN_BYTES, 0
@@ -124,6 +128,7 @@ class RadixTree:
             edge += key.salt
         new_pages = pages[self._page_bytes(offset) : self._page_bytes(end)]
         node = TreeNode(parent, edge, key.data[offset:end], new_pages, pending, self.clock)
+        node.priority = priority
         self._add_leaf(node, parent)
         return node, offset // TOKEN_BYTES, (end - offset) // TOKEN_BYTES
 
@@ -146,7 +151,7 @@ class RadixTree:
         """Bytes of the page ids that go with so many bytes of token ids."""
         return token_bytes // self.stride * PAGE_ID_BYTES
 
-    def _enter(self, key: RadixKey, end: int, hit: int) -> tuple[list[TreeNode], int]:
+    def _enter(self, key: RadixKey, end: int, priority: int, hit: int) -> tuple[list[TreeNode], int]:
         """Walk as far as `key` goes, split the node in which it leaves the tree, mark the path as used.
 
         Returns:
@@ -160,6 +165,8 @@ class RadixTree:
         for node in path:
             node.last_access = clock
             node.hits += hit
+            if node.priority < priority:
+                node.priority = priority
         if path:
             self._queue_if_evictable(node)
         return path, offset
@@ -219,16 +226,8 @@ class RadixTree:
         Raises:
             TreeStateError: one of them is still locked; nothing is changed.
         """
-        tops = self.pending.tops()
-        for top, insertions in tops.items():
-            if top.lock_ref != insertions:
-                raise TreeStateError(
-                    f"remove_pending: {top.lock_ref - insertions} locks are still held on {top!r} or "
-                    "below it; unlock the requests that lean on it first"
-                )
-        self.pending.clear()
         parts: list[bytes] = []
-        for top, insertions in tops.items():
+        for top, insertions in self.pending.take_tops().items():
             parent = remove_child(top)
             self._release(parent, insertions)
             removed = unlink(top)

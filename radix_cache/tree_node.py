@@ -27,6 +27,7 @@ class TreeNode:
         last_access: the tree's operation count when it was last matched or inserted through.
         created: the operation count when it was inserted.
         hits: how many matches passed through it.
+        priority: the highest of the requests that were matched or inserted through it.
         queue_key: the key of its entry in the eviction queue; None when it has none.
     """
 
@@ -41,6 +42,7 @@ class TreeNode:
         "pages",
         "parent",
         "pending",
+        "priority",
         "queue_key",
         "tokens",
     )
@@ -65,6 +67,7 @@ class TreeNode:
         self.last_access = created
         self.created = created
         self.hits = 0
+        self.priority = 0
         self.queue_key: int | None = None
 
     def is_leaf(self) -> bool:
@@ -146,6 +149,7 @@ def split_node(lower: TreeNode, size: int, page_size: int) -> TreeNode:
     upper.lock_ref = lower.lock_ref
     upper.last_access = lower.last_access
     upper.hits = lower.hits
+    upper.priority = lower.priority
     add_child(parent, upper)
     lower.parent = upper
     lower.tokens = tokens[size:]

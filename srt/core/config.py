@@ -15,7 +15,7 @@ from srt.core.errors import ConfigError
 Overlap = Literal["auto", "on", "off"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "lpm", "dfs-weight", "lof", "shortest-prefill-first", "random", "priority"]
-Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "slru"]
+Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 

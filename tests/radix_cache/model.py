@@ -25,6 +25,7 @@ class Page:
     created: int
     last_access: int
     hits: int = 0
+    priority: int = 0
 
 
 class NaiveCache:
@@ -50,29 +51,37 @@ class NaiveCache:
             found.append(self.pages[prefix])
         return found
 
-    def touch(self, pages: list[Page], hit: int) -> None:
+    def touch(self, pages: list[Page], hit: int, priority: int) -> None:
         self.clock += 1
         for page in pages:
             page.last_access = self.clock
             page.hits += hit
+            page.priority = max(page.priority, priority)
 
-    def match(self, namespace: str | None, tokens: tuple[int, ...], limit: int) -> list[Page]:
+    def match(
+        self, namespace: str | None, tokens: tuple[int, ...], limit: int, priority: int = 0
+    ) -> list[Page]:
         pages = self.found(namespace, tokens, min(limit, len(tokens) - 1))
-        self.touch(pages, 1)
+        self.touch(pages, 1, priority)
         return pages
 
     def insert(
-        self, namespace: str | None, tokens: tuple[int, ...], ids: list[int], pending: int | None
+        self,
+        namespace: str | None,
+        tokens: tuple[int, ...],
+        ids: list[int],
+        pending: int | None,
+        priority: int = 0,
     ) -> tuple[int, int]:
         """Returns how many pages were present and how many were taken."""
         present = self.found(namespace, tokens, len(tokens))
-        self.touch(present, 0)
+        self.touch(present, 0, priority)
         above = present[-1].pending if present else None
         if above is not None:
             pending = above if pending is None else max(above, pending)
         prefixes = self.prefixes(namespace, tokens, len(tokens))
         for prefix, page in list(zip(prefixes, ids, strict=True))[len(present) :]:
-            self.pages[prefix] = Page(page, pending, self.clock, self.clock)
+            self.pages[prefix] = Page(page, pending, self.clock, self.clock, priority=priority)
         return len(present), len(prefixes) - len(present)
 
     def protected(self) -> set[Prefix]:
@@ -112,6 +121,7 @@ class NaiveCache:
         node = TreeNode(None, b"", b"", b"", None, page.created)
         node.last_access = page.last_access
         node.hits = page.hits
+        node.priority = page.priority
         return EVICTION_POLICIES[self.policy](node)
 
 
@@ -130,7 +140,9 @@ def contents(cache: RadixCache) -> dict[Prefix, Page]:
             own = tuple(np.frombuffer(node.tokens, np.int32).tolist())
             for place, page in enumerate(ids, start=1):
                 prefix = (namespace, tokens + own[: place * cache.page_size])
-                found[prefix] = Page(page, node.pending, node.created, node.last_access, node.hits)
+                found[prefix] = Page(
+                    page, node.pending, node.created, node.last_access, node.hits, node.priority
+                )
             stack.append((node, (namespace, tokens + own)))
     return found
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from radix_cache.errors import TreeStateError
-from radix_cache.eviction import EvictionQueue, mru
+from radix_cache.eviction import EVICTION_POLICIES, EvictionQueue, mru
 from radix_cache.radix_cache import RadixCache
 from radix_cache.tree_node import TreeNode
 from tests.radix_cache.model import contents, key_of
@@ -141,6 +141,37 @@ def test_order_of_each_policy(policy: str, expected: list[int]) -> None:
     else:
         use(cache, (2,), (4,), (3,), (1,))
     assert order(cache) == expected
+
+
+def test_priority_evicts_what_only_unimportant_requests_have_used() -> None:
+    cache = RadixCache(page_size=1, eviction_policy="priority")
+    for token, priority in ((1, 5), (2, -1), (3, 0), (4, 0)):
+        cache.insert(key_of((token,)), np.array([token], np.int32), priority=priority)
+    cache.match_prefix(key_of((3, 0)), priority=2)
+    cache.match_prefix(key_of((1, 0)), priority=0)
+    assert order(cache) == [2, 4, 3, 1], "the highest priority that has used it counts"
+
+
+def test_a_split_keeps_the_priority_above_and_below() -> None:
+    cache = RadixCache(page_size=1, eviction_policy="priority")
+    cache.insert(key_of((1, 2, 3)), np.array([1, 2, 3], np.int32), priority=4)
+    cache.match_prefix(key_of((1, 9)), priority=0)
+    cache.insert(key_of((7,)), np.array([7], np.int32), priority=3)
+    assert order(cache) == [7, 3, 2, 1]
+
+
+@pytest.mark.parametrize("policy", EVICTION_POLICIES)
+def test_output_tokens_go_before_prompt_tokens_of_the_same_age(policy: str) -> None:
+    """An output hangs below its prompt, and a leaf is cut from its end: under every policy."""
+    cache = RadixCache(page_size=1, eviction_policy=policy)
+    prompt, output = (1, 2, 3), (4, 5, 6)
+    cache.insert(key_of(prompt), np.array(prompt, np.int32))
+    cache.insert(key_of(prompt + output), np.array(prompt + output, np.int32))
+    whole = (7, 8, 9)
+    cache.insert(key_of(whole), np.array(whole, np.int32))
+    gone = order(cache)
+    assert [page for page in gone if page < 7] == [6, 5, 4, 3, 2, 1]
+    assert [page for page in gone if page >= 7] == [9, 8, 7]
 
 
 def test_use_between_evictions_counts() -> None:

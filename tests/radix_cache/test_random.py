@@ -40,6 +40,9 @@ class Trial:
             return (known[: rng.randrange(len(known) + 1)] + fresh)[: MAX_PAGES * page_size + 1]
         return fresh
 
+    def priority(self) -> int:
+        return self.random.choice((0, 0, 0, -2, 1, 5))
+
     def new_pages(self, count: int) -> list[int]:
         self.next_page += count
         return list(range(self.next_page - count, self.next_page))
@@ -56,8 +59,9 @@ class Trial:
         limit = self.random.choice((None, None, self.random.randrange(len(tokens) + 2)))
         key = key_of(tokens, namespace)
         expected = self.cache.match_length(key, limit)
-        match = (self.cache.match_and_lock if lock else self.cache.match_prefix)(key, limit)
-        pages = self.model.match(namespace, tokens, len(tokens) if limit is None else limit)
+        priority = self.priority()
+        match = (self.cache.match_and_lock if lock else self.cache.match_prefix)(key, limit, priority)
+        pages = self.model.match(namespace, tokens, len(tokens) if limit is None else limit, priority)
         assert match.pages.tolist() == [page.page for page in pages]
         assert match.num_tokens == expected == len(pages) * self.cache.page_size
         settled = [page for page in pages if page.pending is None]
@@ -75,11 +79,12 @@ class Trial:
         pages = self.new_pages(len(tokens) // self.cache.page_size)
         pending = self.command()
         key, array = key_of(tokens, namespace), np.array([*pages, -1], dtype=np.int32)
+        priority = self.priority()
         if lock:
-            found = self.cache.insert_and_lock(key, array, pending, unlock[0] if unlock else None)
+            found = self.cache.insert_and_lock(key, array, pending, unlock[0] if unlock else None, priority)
         else:
-            found = self.cache.insert(key, array, pending)
-        present, taken = self.model.insert(namespace, tokens, pages, pending)
+            found = self.cache.insert(key, array, pending, priority)
+        present, taken = self.model.insert(namespace, tokens, pages, pending, priority)
         assert found.num_present == present * self.cache.page_size
         assert found.num_taken == taken * self.cache.page_size
         if unlock:
