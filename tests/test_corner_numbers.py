@@ -43,6 +43,8 @@ def test_every_corner_case_has_a_test_with_its_number() -> None:
 
 
 def test_numbers_are_read_from_names() -> None:
-    source = "def test_corner_03_09_pages() -> None: ...\nasync def test_corner_30_x() -> None: ...\ndef f(): ..."
+    source = (
+        "def test_corner_03_09_pages() -> None: ...\nasync def test_corner_30_x() -> None: ...\ndef f(): ..."
+    )
     assert numbers_in(source) == {3, 9, 30}
     assert numbers_in("def test_corner_cases() -> None: ...\ndef corner_04_x(): ...") == set()

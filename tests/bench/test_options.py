@@ -144,7 +144,7 @@ def test_the_list_of_benches(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == (help_text() + "\n") * 2
     assert all(f"  {name:<10}{bench.summary}" in help_text() for name, bench in BENCHES.items())
     assert main(["servin"]) == 2
-    assert "'servin'; there are: serving, offline" in capsys.readouterr().err
+    assert f"'servin'; there are: {', '.join(BENCHES)}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", BENCHES)
@@ -155,8 +155,14 @@ def test_every_bench_explains_itself(name: str, capsys: pytest.CaptureFixture[st
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: twinloop bench {name}")
-    assert "--quick" in shown
-    assert "  single-stream: random, num_prompts 4" in shown
+    assert all(f"  {option}" in shown for option in ("--quick", "--json FILE", "--seed N"))
+
+
+@pytest.mark.parametrize("name", ["serving", "offline"])
+def test_a_bench_of_a_model_names_its_workloads(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert "  single-stream: random, num_prompts 4" in capsys.readouterr().out
 
 
 def test_the_list_of_benches_loads_no_bench() -> None:

@@ -17,7 +17,9 @@ from tests.schedules import Poison
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("seed", range(8))
-def test_corner_10_a_retracted_token_in_flight_is_neither_lost_nor_doubled(seed: int, asynchronous: bool) -> None:
+def test_corner_10_a_retracted_token_in_flight_is_neither_lost_nor_doubled(
+    seed: int, asynchronous: bool
+) -> None:
     rig, answers = tight(asynchronous=asynchronous)
     finish_all(rig, random.Random(seed))
     assert rig.stats().retracted_total > 0
@@ -115,7 +117,9 @@ def test_corner_15_a_prefix_hit_leaves_one_token_to_compute(page_size: int) -> N
 @pytest.mark.parametrize(
     ("length", "max_new", "fits"), [(65, 1, False), (40, 26, False), (40, 25, True), (64, 1, True)]
 )
-def test_corner_16_what_the_whole_pool_cannot_hold_is_refused_at_once(length: int, max_new: int, fits: bool) -> None:
+def test_corner_16_what_the_whole_pool_cannot_hold_is_refused_at_once(
+    length: int, max_new: int, fits: bool
+) -> None:
     rig = Rig(num_pages=16, page_size=4)  # 64 tokens; the last output token needs no memory
     answer = rig.submit(prompt(length), max_new, ignore_eos=True)
     small = rig.submit(prompt(4), 2)

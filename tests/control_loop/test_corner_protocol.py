@@ -107,7 +107,9 @@ def test_corner_24_a_cold_request_is_overtaken_a_bounded_number_of_times() -> No
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("num_pages", [16, 64])
-def test_corner_27_parked_rows_are_granted_or_somebody_is_retracted(asynchronous: bool, num_pages: int) -> None:
+def test_corner_27_parked_rows_are_granted_or_somebody_is_retracted(
+    asynchronous: bool, num_pages: int
+) -> None:
     rig, answers = tight(asynchronous=asynchronous, num_pages=num_pages)
     all_parked = 0
     while not all(answer.ended for answer in answers):
@@ -148,7 +150,9 @@ def test_corner_28_a_drop_is_acknowledged_without_a_step_and_void_after_the_end(
 
 @pytest.mark.parametrize("how", ["abort", "retract", "fail"])
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_corner_29_followers_go_on_when_their_leader_leaves_at_any_chunk(how: str, asynchronous: bool) -> None:
+def test_corner_29_followers_go_on_when_their_leader_leaves_at_any_chunk(
+    how: str, asynchronous: bool
+) -> None:
     shared = prompt(32)
     for chunk_number in range(1, 9):
         failing = {"step": 0}

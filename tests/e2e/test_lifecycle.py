@@ -63,7 +63,9 @@ def test_b76_a_stream_that_is_not_done_in_time_ends_as_aborted(start: Start) -> 
     assert_port_is_free(server.port)
 
 
-def test_corner_30_a_killed_engine_ends_streams_and_a_new_one_takes_over_but_not_for_ever(start: Start) -> None:
+def test_corner_30_a_killed_engine_ends_streams_and_a_new_one_takes_over_but_not_for_ever(
+    start: Start,
+) -> None:
     server = start("--max-total-tokens", "4096", "--max-restarts", "1").wait_ready()
     engine = server.engine_pid
     with (

@@ -28,11 +28,13 @@ ORDER: Final[dict[str, Callable[[Page], tuple[int, ...]]]] = {
     "filo": lambda page: (-page.created,),
     "lfu": lambda page: (page.hits, page.last_access),
     "slru": lambda page: (int(page.hits > 1), page.last_access),
+    "priority": lambda page: (page.priority, page.last_access),
 }
 """The policies written down once more, apart from the product's."""
 
 limits = st.sampled_from((None, None, None, 0, 1, 3, 4, 5, 9))
 which = st.integers(0, 7)
+priorities = st.sampled_from((0, 0, 0, 3, -2))
 
 
 class TreeMachine(RuleBasedStateMachine):
@@ -59,13 +61,15 @@ class TreeMachine(RuleBasedStateMachine):
 
     # --- rules --------------------
 
-    @rule(data=st.data(), namespace=NAMESPACES, limit=limits, lock=st.booleans())
-    def match(self, data: st.DataObject, namespace: str | None, limit: int | None, lock: bool) -> None:
+    @rule(data=st.data(), namespace=NAMESPACES, limit=limits, priority=priorities, lock=st.booleans())
+    def match(
+        self, data: st.DataObject, namespace: str | None, limit: int | None, priority: int, lock: bool
+    ) -> None:
         tokens = self.tokens(data)
         key = key_of(tokens, namespace)
         length = self.cache.match_length(key, limit)
-        found = (self.cache.match_and_lock if lock else self.cache.match_prefix)(key, limit)
-        pages = self.model.match(namespace, tokens, len(tokens) if limit is None else limit)
+        found = (self.cache.match_and_lock if lock else self.cache.match_prefix)(key, limit, priority)
+        pages = self.model.match(namespace, tokens, len(tokens) if limit is None else limit, priority)
         assert found.pages.tolist() == [page.page for page in pages]
         assert found.num_tokens == length == len(pages) * self.cache.page_size < len(tokens)
         settled = sum(page.pending is None for page in pages)
@@ -77,17 +81,21 @@ class TreeMachine(RuleBasedStateMachine):
         data=st.data(),
         namespace=NAMESPACES,
         command=st.sampled_from((None, None, 0, 1, 1)),
+        priority=priorities,
         lock=st.booleans(),
     )
-    def insert(self, data: st.DataObject, namespace: str | None, command: int | None, lock: bool) -> None:
+    def insert(
+        self, data: st.DataObject, namespace: str | None, command: int | None, priority: int, lock: bool
+    ) -> None:
         tokens = self.tokens(data)
         count = len(tokens) // self.cache.page_size
         pages = list(range(self.next_page, self.next_page + count))
         self.next_page += count
         self.next_command += command or 0
         pending = None if command is None else self.next_command
-        found = self.cache.insert(key_of(tokens, namespace), np.array([*pages, -1], np.int32), pending)
-        present, taken = self.model.insert(namespace, tokens, pages, pending)
+        key = key_of(tokens, namespace)
+        found = self.cache.insert(key, np.array([*pages, -1], np.int32), pending, priority)
+        present, taken = self.model.insert(namespace, tokens, pages, pending, priority)
         assert (found.num_present, found.num_taken) == (
             present * self.cache.page_size,
             taken * self.cache.page_size,

@@ -97,7 +97,9 @@ def make_case(
     return [*ids, EOS], FinishReason("stop", EOS), stops
 
 
-def test_corner_07_b52_streams_in_any_split_give_the_answer_of_a_search_in_the_whole(tokenizer: Tokenizer) -> None:
+def test_corner_07_b52_streams_in_any_split_give_the_answer_of_a_search_in_the_whole(
+    tokenizer: Tokenizer,
+) -> None:
     seed = 51
     rng = random.Random(seed)
     matched = 0
