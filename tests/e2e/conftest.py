@@ -29,6 +29,7 @@ def shared_small_server() -> Iterator[ServerProcess]:
     yield from _serving(
         *("--max-total-tokens", "256", "--max-running-requests", "4", "--max-queued-requests", "4"),
         *("--chunked-prefill-size", "16", "--max-step-tokens", "32"),
+        *("--schedule-conservativeness", "0"),
     )
 
 
@@ -41,7 +42,8 @@ def server(shared_server: ServerProcess) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def small_server(shared_small_server: ServerProcess) -> Iterator[ServerProcess]:
-    """256 tokens, 4 requests at once, 4 more may wait, chunks of 16; alive and drained after the test."""
+    """256 tokens, 4 requests at once, 4 more may wait, chunks of 16, no room held back for answers;
+    alive and drained after the test."""
     yield shared_small_server
     shared_small_server.assert_alive_and_drained()
 
