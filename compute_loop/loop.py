@@ -15,6 +15,7 @@ from srt.core.messages import FinishReason
 from srt.core.queues import Doorbell, SpscQueue
 from srt.core.step_messages import (
     Command,
+    CopyPages,
     Drop,
     Fence,
     PageGrant,
@@ -58,6 +59,7 @@ class ComputeLoop:
         self._num_parked = 0
         self._completed_step = 0
         self._fence: int | None = None
+        self._copied: list[int] = []
         self._held = False
         self._unreported = False
         self.stopped = False
@@ -67,6 +69,7 @@ class ComputeLoop:
             Drop: self._apply_drop,
             Fence: self._apply_fence,
             Resume: self._apply_resume,
+            CopyPages: self._apply_copy,
             Shutdown: self._apply_fence,
         }
 
@@ -91,7 +94,7 @@ class ComputeLoop:
             changed = True
             self._applied = command.seq
             self._unreported = True
-            if command.epoch == self._epoch or isinstance(command, Fence | Resume | Shutdown):
+            if command.epoch == self._epoch or isinstance(command, Fence | Resume | CopyPages | Shutdown):
                 self._apply[type(command)](command)
                 if isinstance(command, PrefillBatch):
                     break
@@ -147,6 +150,7 @@ class ComputeLoop:
                 dropped=self._running.take_dropped(self._completed_step),
                 num_parked=self._num_parked,
                 fenced=fence,
+                copied=self._take_copied(),
             )
         )
         return True
@@ -177,6 +181,7 @@ class ComputeLoop:
             finished=tuple(finished),
             dropped=running.take_dropped(self._completed_step),
             num_parked=launched.num_parked,
+            copied=self._take_copied(),
             busy=tokens.busy,
             gap=tokens.gap,
         )
@@ -199,7 +204,8 @@ class ComputeLoop:
         self._completed_step = self._builder.last_step
         fault = StepFault(f"{type(failure).__name__}: {failure}", frozenset(suspects))
         # `applied` must not settle what the failed steps were to write: control removes that before it reads `applied`.
-        self._report(StepResult(self._completed_step, self._epoch, self._applied, fault=fault))
+        copied = self._take_copied()
+        self._report(StepResult(self._completed_step, self._epoch, self._applied, copied=copied, fault=fault))
 
     # --- commands --------------------
 
@@ -226,6 +232,16 @@ class ComputeLoop:
         self._fence = command.seq
         self._held |= isinstance(command, Fence) and command.hold
         self.stopped = isinstance(command, Shutdown)
+
+    def _apply_copy(self, command: Command) -> None:
+        """Steps in flight touch none of the pages, so that it need not wait for them."""
+        assert isinstance(command, CopyPages)
+        self._runner.copy_pages(command.src, command.dst, command.to_host)
+        self._copied.append(command.seq)
+
+    def _take_copied(self) -> tuple[int, ...]:
+        copied, self._copied = tuple(self._copied), []
+        return copied
 
     def _apply_resume(self, command: Command) -> None:
         self._held = False

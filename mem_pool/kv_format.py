@@ -35,6 +35,12 @@ class KVLayout(Protocol):
     def gather(self, views: LayerViews, page_rows: torch.Tensor) -> torch.Tensor:
         """A contiguous copy ``[2, num_kv_heads, n * page_size, head_dim]`` of pages: keys, then values."""
 
+    def read_pages(self, layer: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        """A copy ``[n, numbers of a page]`` of int64 `pages`, each page's numbers in the order of this layout."""
+
+    def write_pages(self, layer: torch.Tensor, pages: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Writes back what `read_pages` gave."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadMajor:
@@ -63,6 +69,14 @@ class HeadMajor:
     def gather(self, views: LayerViews, page_rows: torch.Tensor) -> torch.Tensor:
         heads, _, head_dim = views.keys.shape
         return views.rows.index_select(0, page_rows).view(2, heads, -1, head_dim)
+
+    def read_pages(self, layer: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+        return layer.index_select(2, pages).permute(2, 0, 1, 3, 4).flatten(1)
+
+    def write_pages(self, layer: torch.Tensor, pages: torch.Tensor, numbers: torch.Tensor) -> None:
+        two, heads, _, page_size, head_dim = layer.shape
+        by_page = numbers.view(-1, two, heads, page_size, head_dim)
+        layer.index_copy_(2, pages, by_page.permute(1, 2, 0, 3, 4))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from mem_pool.device import zeros
+from mem_pool.host_pool import HostPool
 from mem_pool.kv_format import KVFormat
+from srt.core.messages import Int32Array
 
 
 class KVPool:
@@ -49,6 +51,27 @@ class KVPool:
     def gather(self, layer: int, page_rows: torch.Tensor) -> torch.Tensor:
         """A copy ``[2, num_kv_heads, tokens, head_dim]`` of the pages behind `page_rows`: keys, then values."""
         return self.format.layout.gather(self._views[layer], page_rows)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page in all layers."""
+        return self.num_bytes // (self.num_pages + 1)
+
+    def copy_to_host(self, pages: Int32Array, host: HostPool, host_pages: Int32Array) -> None:
+        """Page ``pages[i]`` of all layers, one layer after another, becomes ``host_pages[i]``, bit by bit."""
+        index = self._index(pages)
+        layers = [self.format.layout.read_pages(layer, index) for layer in self.layers]
+        host.write(host_pages, torch.stack(layers, 1).flatten(1))
+
+    def copy_from_host(self, host: HostPool, host_pages: Int32Array, pages: Int32Array) -> None:
+        """The way back of `copy_to_host`."""
+        index = self._index(pages)
+        numbers = host.read(host_pages, self.format.dtype, self.layers[0].device)
+        for layer, part in zip(self.layers, numbers.chunk(len(self.layers), 1), strict=True):
+            self.format.layout.write_pages(layer, index, part.contiguous())
+
+    def _index(self, pages: Int32Array) -> torch.Tensor:
+        return torch.from_numpy(pages).to(self.layers[0].device, torch.int64)
 
     def __repr__(self) -> str:
         size = f"{self.num_pages} pages of {self.page_size} tokens"

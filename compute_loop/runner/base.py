@@ -64,6 +64,13 @@ class Runner(Protocol[H]):
     def wait(self, handle: H) -> StepTokens:
         """Sleeps, without the GIL, until the step and its sampling are done."""
 
+    def copy_pages(self, src: Int32Array, dst: Int32Array, to_host: bool) -> None:
+        """Copies KV page ``src[i]`` to ``dst[i]``: out of the pool to host memory, or back.
+
+        Done when it returns: the bytes are in host memory, or every step launched from now on reads them. Steps in
+        flight name none of the pages. Called only where the runner was given host memory.
+        """
+
     def reset(self) -> None:
         """After a failed step: forgets launched steps and all rows. KV pages keep what settled steps wrote."""
 

@@ -16,6 +16,7 @@ from compute_loop.runner.base import StepTokens
 from compute_loop.runner.executor import ProgramExecutor, StepInputs
 from compute_loop.runner.workspace import Workspace
 from compute_loop.sampler import SlotSampling, sample
+from mem_pool.host_pool import HostPool
 from mem_pool.page_table import PageTable
 from srt.core.messages import Int32Array
 from srt.core.step_messages import NO_TOKEN
@@ -43,12 +44,18 @@ class EagerRunner:
     name = "eager"
     one_call = False
 
-    def __init__(self, executor: ProgramExecutor, num_slots: int, max_pages: int) -> None:
-        """`num_slots` and `max_pages` are the sizes of the page table, dummy slot 0 included."""
+    def __init__(
+        self, executor: ProgramExecutor, num_slots: int, max_pages: int, host: HostPool | None = None
+    ) -> None:
+        """`num_slots` and `max_pages` are the sizes of the page table, dummy slot 0 included.
+
+        `host` is the memory for `copy_pages`.
+        """
         pool = executor.pool
         self.asynchronous = False
         self._executor = executor
         self._pool = pool
+        self._host = host
         self._device = pool.layers[0].device
         self._frequencies = inverse_frequencies(executor.program.rope).to(self._device)
         self._workspace = Workspace(executor.program, pool.format.dtype, self._device)
@@ -88,6 +95,14 @@ class EagerRunner:
 
     def wait(self, handle: EagerStep) -> StepTokens:
         return StepTokens(handle.token_ids, handle.busy, handle.gap)
+
+    @torch.inference_mode()
+    def copy_pages(self, src: Int32Array, dst: Int32Array, to_host: bool) -> None:
+        assert self._host is not None
+        if to_host:
+            self._pool.copy_to_host(src, self._host, dst)
+        else:
+            self._pool.copy_from_host(self._host, src, dst)
 
     def reset(self) -> None:
         self._table.clear()

@@ -76,6 +76,9 @@ class HashRunner:
     """Thread: compute. Runs a step when it is launched, or, `asynchronous`, as late as the order of steps allows.
 
     `fault` is called with each batch before it runs and may raise: an injected failure. `choose` is the model.
+
+    Attributes:
+        host: the KV of host pages, ``[num_host_pages, page_size]``.
     """
 
     name = "hash-model"
@@ -91,6 +94,7 @@ class HashRunner:
         asynchronous: bool = True,
         fault: Callable[[ForwardBatch], None] | None = None,
         choose: NextToken = next_token,
+        num_host_pages: int = 0,
     ) -> None:
         self.asynchronous = asynchronous
         self._choose = choose
@@ -98,6 +102,7 @@ class HashRunner:
         self._page_size = page_size
         self._fault = fault
         self._kv = np.full((num_pages + 1, page_size), UNWRITTEN, np.int64)
+        self.host = np.full((num_host_pages, page_size), UNWRITTEN, np.int64)
         self._table = np.zeros((num_slots + 1, -(-max_tokens // page_size)), np.int32)
         self._last_token = np.full(num_slots + 1, NO_TOKEN, np.int64)
         self._params: dict[int, SamplingParams] = {}
@@ -117,6 +122,12 @@ class HashRunner:
         while handle.token_ids is None:
             self._run(self._launched.popleft())
         return StepTokens(handle.token_ids)
+
+    def copy_pages(self, src: Int32Array, dst: Int32Array, to_host: bool) -> None:
+        if to_host:
+            self.host[dst] = self._kv[src]
+        else:
+            self._kv[dst] = self.host[src]
 
     def reset(self) -> None:
         self._launched.clear()

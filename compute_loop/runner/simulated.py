@@ -118,6 +118,9 @@ class SimulatedRunner:
         )
         return StepTokens(token_ids, handle.busy, handle.gap)
 
+    def copy_pages(self, src: Int32Array, dst: Int32Array, to_host: bool) -> None:
+        """There is no KV: its tokens depend on positions alone."""
+
     def reset(self) -> None:
         self._free_at = None
 

@@ -1,7 +1,7 @@
 """What the two loops say to each other: commands one way, results the other.
 
-* control -> compute: the *commands* `PrefillBatch`, `PageGrant`, `Drop`, `Fence`, `Resume`, `Shutdown`, numbered by
-  `seq`
+* control -> compute: the *commands* `PrefillBatch`, `PageGrant`, `Drop`, `Fence`, `Resume`, `CopyPages`, `Shutdown`,
+  numbered by `seq`
 * compute -> control: `StepResult`
 
 A row is named by ``(slot, generation)``: a slot is a row of the device tables, a generation is one life of a request
@@ -130,6 +130,27 @@ class Resume:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyPages:
+    """Copy KV between the pool and host memory: page ``src[i]`` of one to page ``dst[i]`` of the other.
+
+    ::
+
+        to_host        src, pages of the pool   -->   dst, host pages
+        not to_host    src, host pages          -->   dst, pages of the pool
+
+    Done when it is applied: what later commands write comes after it, and steps in flight name none of these pages.
+    So the pages of the pool are settled and locked (or nobody's yet) until `StepResult.copied` names `seq`, and the
+    host pages are compute's until then. It is done in any epoch: a failed step takes nothing from settled pages.
+    """
+
+    seq: int
+    epoch: int
+    src: Int32Array
+    dst: Int32Array
+    to_host: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Shutdown:
     """Drain and end the compute loop."""
@@ -138,7 +159,7 @@ class Shutdown:
     epoch: int
 
 
-Command = PrefillBatch | PageGrant | Drop | Fence | Resume | Shutdown
+Command = PrefillBatch | PageGrant | Drop | Fence | Resume | CopyPages | Shutdown
 
 
 # --- compute -> control --------------------
@@ -166,8 +187,8 @@ class StepResult:
     Row i has the KV of its first `kv_lens[i]` tokens now, and sampled `token_ids[i]` (`NO_TOKEN`: none). Rows that had
     already finished when the step was launched (overrun) are left out. `applied` is the last command that compute
     had applied when it launched this step: everything commanded up to it has been executed. `parked` rows had no
-    credit when compute last looked. Times in seconds on the runner's clock: `busy` is how long the device worked,
-    `gap` how long it was idle before.
+    credit when compute last looked. `copied` are the `CopyPages` that were done since the last result. Times in
+    seconds on the runner's clock: `busy` is how long the device worked, `gap` how long it was idle before.
     """
 
     step: int
@@ -181,6 +202,7 @@ class StepResult:
     dropped: tuple[Row, ...] = ()
     num_parked: int = 0
     fenced: int | None = None
+    copied: tuple[int, ...] = ()
     fault: StepFault | None = None
     busy: float = 0.0
     gap: float = 0.0
