@@ -22,6 +22,7 @@ class Bench:
 BENCHES = {
     "serving": Bench("bench.serving", "drive a server over HTTP: throughput, TTFT, ITL, cache hits"),
     "control": Bench("bench.control", "time a pass of the control loop, by how many requests run and wait"),
+    "long-prompt": Bench("bench.long_prompt", "the gap between tokens while a long prompt is computed"),
     "offline": Bench("bench.offline", "answer a list of prompts with the Python API: tokens per second"),
 }
 
@@ -65,7 +66,7 @@ def help_text() -> str:
         "Measures throughput and latency.",
         "",
         "benches:",
-        *(f"  {name:<10}{bench.summary}" for name, bench in BENCHES.items()),
+        *(f"  {name:<13}{bench.summary}" for name, bench in BENCHES.items()),
         "",
         EXAMPLES,
     ]

@@ -142,7 +142,7 @@ def test_the_list_of_benches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == (help_text() + "\n") * 2
-    assert all(f"  {name:<10}{bench.summary}" in help_text() for name, bench in BENCHES.items())
+    assert all(f"  {name:<13}{bench.summary}" in help_text() for name, bench in BENCHES.items())
     assert main(["servin"]) == 2
     assert f"'servin'; there are: {', '.join(BENCHES)}" in capsys.readouterr().err
 

@@ -14,6 +14,9 @@ from compute_loop.models.files import DEFAULT_MODEL, locate_model
 from compute_loop.runner.load import LoadedModel
 from tests.compute_loop.steps import StepDriver, load_small
 
+# The whole model, with its real weights, through two implementations: half a minute each.
+pytestmark = pytest.mark.slow
+
 NUM_PROMPTS = 20
 NUM_TOKENS = 64
 SEED = 7
