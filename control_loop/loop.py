@@ -15,6 +15,7 @@ from control_loop.pause import Pause
 from control_loop.req import Req
 from control_loop.scheduler import Scheduler
 from control_loop.timeouts import Timeouts
+from control_loop.tree_guide import TreeGuide
 from srt.core.config import Config
 from srt.core.errors import Aborted, QueueFull, TwinloopError
 from srt.core.messages import (
@@ -33,6 +34,7 @@ from srt.core.messages import (
 )
 from srt.core.port import ControlPort
 from srt.core.step_messages import Shutdown
+from srt.core.tree_messages import TreeViewReq
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -74,6 +76,7 @@ class ControlLoop:
             FlushReq: self._flush.ask,
             PauseReq: self._pause.ask,
             ContinueReq: self._pause.resume,
+            TreeViewReq: TreeGuide(parts).show,
         }
         self._by_priority = config.schedule.schedule_policy == "priority"
         self._checked_idle = True

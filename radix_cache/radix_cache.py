@@ -252,12 +252,12 @@ class RadixCache:
                 num_evicted=self._num_evicted,
             )
 
-    def snapshot(self, max_nodes: int = 256, head_tokens: int = 16) -> TreeView:
+    def snapshot(self, max_nodes: int = 256, head_tokens: int = 16, max_depth: int | None = None) -> TreeView:
         """The top of the tree: at most `max_nodes` nodes, with the first `head_tokens` token ids of each."""
         with self._lock:
-            seen = sight(self._tree, max_nodes)
-            num_nodes = self._tree.num_nodes
-        return picture(self.page_size, num_nodes, seen, head_tokens)
+            seen = sight(self._tree, max_nodes, max_depth)
+            num_nodes, num_pages = self._tree.num_nodes, self._tree.num_pages
+        return picture(self.page_size, num_nodes, num_pages, seen, head_tokens)
 
     def check_integrity(self) -> None:
         """Recount everything, under the lock.

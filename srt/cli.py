@@ -33,6 +33,7 @@ class Command:
 COMMANDS = {
     "serve": Command("srt.server.serve", "serve a model over HTTP"),
     "generate": Command("srt.server.generate_command", "answer a prompt here, without a server"),
+    "tree": Command("srt.server.tree_command", "show what a running server has cached, as a tree"),
     "bench": Command("bench.command", "measure throughput and latency"),
     "models": Command(
         "srt.server.models_command", "list the model families, file formats and the default model"

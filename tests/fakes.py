@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from control_loop.tree_guide import make_reply
+from radix_cache.radix_cache import RadixCache
 from srt.core.errors import Busy, QueueFull
 from srt.core.messages import (
     AbortReq,
@@ -29,13 +31,15 @@ from srt.core.messages import (
     TokenizedReq,
     TokenOutput,
 )
+from srt.core.tree_messages import TreeViewReq
 
 
 class EchoEngine:
     """Thread: event loop. A link to an engine that answers each prompt with the prompt, over and over.
 
     It gives one token to each request in a turn of the event loop. While `held` it gives none, so that a test decides
-    what happens before the next token. With `fail_with`, every answer ends so.
+    what happens before the next token. With `fail_with`, every answer ends so. `cache` is a real tree, which only the
+    test fills.
 
     Args:
         on_message: the client's.
@@ -50,6 +54,7 @@ class EchoEngine:
         self.fail_with: FinishReason | None = None
         self.aborts: list[AbortReq] = []
         self.requests: list[TokenizedReq] = []
+        self.cache = RadixCache(page_size=1)
         self._on_message = on_message
         self._max_running = max_running
         self._eos_id = eos_id
@@ -80,6 +85,9 @@ class EchoEngine:
         elif isinstance(message, ContinueReq):
             self._say(ContinueReply(message.key, self.held))
             self.release()
+        elif isinstance(message, TreeViewReq):
+            view = self.cache.snapshot(message.max_nodes, message.head_tokens, message.max_depth)
+            self._say(make_reply(message.key, view))
 
     def close(self) -> None:
         self._running.clear()

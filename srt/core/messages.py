@@ -1,7 +1,7 @@
 """What clients and the control loop say to each other: frozen, and complete at birth.
 
 * client -> control: `TokenizedReq`, `AbortReq`, and questions of operators: `FlushReq`, `StatsReq`, `PauseReq`,
-  `ContinueReq`
+  `ContinueReq`, `TreeViewReq`
 * control -> client: `EngineReady`, `Accepted`, `Refused`, `TokenOutput`, a reply to each question, `Heartbeat`,
   `EngineDied`
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from srt.core.errors import ErrorInfo
 from srt.core.sampling_params import SamplingParams
+from srt.core.tree_messages import TreeViewReply, TreeViewReq
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -105,7 +106,7 @@ class ContinueReq:
     key: int
 
 
-Question = FlushReq | StatsReq | PauseReq | ContinueReq
+Question = FlushReq | StatsReq | PauseReq | ContinueReq | TreeViewReq
 """What an operator asks; each has one reply, which names its `key`."""
 
 ClientMessage = TokenizedReq | AbortReq | Question
@@ -244,6 +245,6 @@ class EngineDied:
     error: ErrorInfo
 
 
-Reply = FlushReply | StatsReply | PauseReply | ContinueReply
+Reply = FlushReply | StatsReply | PauseReply | ContinueReply | TreeViewReply
 
 EngineMessage = EngineReady | Accepted | Refused | TokenOutput | Reply | Heartbeat | EngineDied

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,8 +17,10 @@ from srt.server import operations
 from srt.server.frontend import Frontend
 from srt.server.json_response import json_response
 
-STATS_SECONDS = 10.0
+ANSWER_SECONDS = 10.0
 """How long the engine may take to say what it is doing: the control loop answers between two steps."""
+
+AnswerT = TypeVar("AnswerT")
 
 
 def admin_routes(frontend: Frontend) -> APIRouter:
@@ -51,10 +54,19 @@ async def ask_stats(frontend: Frontend) -> EngineStats:
     Raises:
         Unavailable: there is no engine, or it does not answer.
     """
+    return await in_time(operations.stats(frontend.client))
+
+
+async def in_time(answer: Coroutine[Any, Any, AnswerT]) -> AnswerT:
+    """What the engine answers.
+
+    Raises:
+        Unavailable: it does not, within `ANSWER_SECONDS`.
+    """
     try:
-        return await asyncio.wait_for(operations.stats(frontend.client), STATS_SECONDS)
+        return await asyncio.wait_for(answer, ANSWER_SECONDS)
     except TimeoutError:
-        raise Unavailable(f"the engine did not answer within {STATS_SECONDS:g} s") from None
+        raise Unavailable(f"the engine did not answer within {ANSWER_SECONDS:g} s") from None
 
 
 async def describe(frontend: Frontend) -> dict[str, Any]:

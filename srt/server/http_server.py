@@ -13,8 +13,9 @@ from srt.server.native_api import native_routes
 from srt.server.openai_api import openai_routes
 from srt.server.operations_api import operation_routes
 from srt.server.token_api import token_routes
+from srt.server.tree_api import tree_routes
 
-ROUTES = (native_routes, openai_routes, token_routes, admin_routes, operation_routes)
+ROUTES = (native_routes, openai_routes, token_routes, admin_routes, operation_routes, tree_routes)
 """Each makes the routes of one family for a server. A new family is a file and a line here."""
 
 

@@ -16,6 +16,7 @@ from srt.core.messages import (
     StatsReply,
     StatsReq,
 )
+from srt.core.tree_messages import TreeViewReply, TreeViewReq
 from srt.server.engine_client import EngineClient
 
 
@@ -51,3 +52,12 @@ async def resume(client: EngineClient) -> bool:
     """Lets a paused engine go on; whether it was paused."""
     reply: ContinueReply = await client.ask(ContinueReq)
     return reply.was_paused
+
+
+async def view_tree(
+    client: EngineClient, max_nodes: int, max_depth: int | None, head_tokens: int
+) -> TreeViewReply:
+    """The top of the radix tree now."""
+    question = partial(TreeViewReq, max_nodes=max_nodes, max_depth=max_depth, head_tokens=head_tokens)
+    reply: TreeViewReply = await client.ask(question)
+    return reply

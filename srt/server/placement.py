@@ -25,5 +25,15 @@ class Placement:
         return cls(namespace, priority or 0)
 
 
+def namespace_label(namespace: str) -> str:
+    """What a person calls a namespace: its `extra_key`; of a `cache_salt`, which is a secret, only that it is there."""
+    try:
+        extra_key, cache_salt = orjson.loads(namespace)
+    except ValueError:
+        return namespace
+    words = [*([] if extra_key is None else [extra_key]), *([] if cache_salt is None else ["salted"])]
+    return " + ".join(map(str, words))
+
+
 COMMON = Placement()
 """Of a request that says nothing about it."""

@@ -25,6 +25,15 @@ MAX_PROMPTS = 4096
 MAX_FLUSH_SECONDS = 3600.0
 """Longest wait of a flush."""
 
+MAX_VIEW_NODES = 1000
+"""Most nodes in one view of the tree: the control loop is busy with it for less than a millisecond."""
+
+MAX_VIEW_DEPTH = 10_000
+"""Most levels below the root in one view."""
+
+MAX_VIEW_HEAD = 256
+"""Most tokens of one node whose text a view has."""
+
 Neutral = Mapping[str, tuple[object, ...]]
 """Fields that clients send though they mean nothing by it -> the values that mean nothing. null always does."""
 
@@ -177,6 +186,16 @@ class FlushQuery(Body):
     model_config = ConfigDict(strict=False)
 
     timeout: float = Field(default=0.0, ge=0, le=MAX_FLUSH_SECONDS)
+
+
+class TreeQuery(Body):
+    """The query of /radix_tree and /radix_tree.html. Its values come as text."""
+
+    model_config = ConfigDict(strict=False)
+
+    nodes: int = Field(default=200, ge=1, le=MAX_VIEW_NODES)
+    depth: int | None = Field(default=None, ge=1, le=MAX_VIEW_DEPTH)
+    head: int = Field(default=24, ge=0, le=MAX_VIEW_HEAD)
 
 
 class PauseBody(Body):

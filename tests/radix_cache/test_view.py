@@ -49,12 +49,12 @@ def test_snapshot() -> None:
     cache.insert(key, np.arange(10, 13, dtype=np.int32), pending=6)
     insert(cache, (5, 6), 20)
     view = cache.snapshot(head_tokens=2)
-    assert (view.page_size, view.num_nodes) == (2, 4)
+    assert (view.page_size, view.num_nodes, view.num_pages) == (2, 4, 5)
     assert view.nodes == (
-        NodeView(-1, "tenant", 4, lock_ref=2, hits=1, age=1, pending=False, num_children=2, head=(1, 1)),
-        NodeView(-1, None, 2, lock_ref=0, hits=0, age=0, pending=False, num_children=0, head=(5, 6)),
-        NodeView(0, "tenant", 2, lock_ref=0, hits=0, age=3, pending=False, num_children=0, head=(3, 3)),
-        NodeView(0, "tenant", 2, lock_ref=1, hits=0, age=1, pending=True, num_children=0, head=(4, 4)),
+        NodeView(-1, 1, "tenant", 4, lock_ref=2, hits=1, age=1, pending=False, num_children=2, head=(1, 1)),
+        NodeView(-1, 1, None, 2, lock_ref=0, hits=0, age=0, pending=False, num_children=0, head=(5, 6)),
+        NodeView(0, 2, "tenant", 2, lock_ref=0, hits=0, age=3, pending=False, num_children=0, head=(3, 3)),
+        NodeView(0, 2, "tenant", 2, lock_ref=1, hits=0, age=1, pending=True, num_children=0, head=(4, 4)),
     )
 
 
@@ -68,6 +68,18 @@ def test_a_snapshot_is_bounded() -> None:
     assert [node.parent for node in view.nodes[:50]] == [-1] * 50
     assert [node.parent for node in view.nodes[50:]] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert cache.snapshot(max_nodes=0).nodes == ()
+
+
+def test_a_snapshot_goes_as_deep_as_asked() -> None:
+    cache = RadixCache(page_size=1)
+    for length in range(1, 6):
+        insert(cache, tuple(range(length)), 10 * length)
+    insert(cache, (7,), 90)
+    assert cache.snapshot().depths == (1, 1, 2, 3, 4, 5)
+    view = cache.snapshot(max_depth=2)
+    assert (view.depths, view.parents, view.num_nodes) == ((1, 1, 2), (-1, -1, 0), 6)
+    assert [node.num_children for node in view.nodes] == [1, 0, 1], "those that are left out count"
+    assert cache.snapshot(max_depth=0).nodes == ()
 
 
 def check_view(view: TreeView) -> None:

@@ -36,6 +36,7 @@ from srt.core.messages import (
 )
 from srt.core.queues import Doorbell
 from srt.core.sampling_params import SamplingParams
+from srt.core.tree_messages import TreeViewReply, TreeViewReq
 from srt.server.ipc import ENGINE_HIGH_WATER, EngineSocket, Message, ZmqLink, ZmqPort, decode, encode
 
 ERROR = ErrorInfo("queue_full", 503, "the queue has 4 of 4", retryable=True, field=None)
@@ -55,6 +56,7 @@ EXAMPLES: list[Message] = [
     StatsReq(9),
     PauseReq(10, "in_place"),
     ContinueReq(11),
+    TreeViewReq(12, 100, None, 8),
     EngineReady("m", "float32", "cpu", "eager", True, 49152, 8192, 1024, 16, 64, 1.5),
     Accepted(7),
     Refused(7, ERROR),
@@ -74,6 +76,24 @@ EXAMPLES: list[Message] = [
     StatsReply(9, EngineStats(num_running_reqs=3, device_busy_seconds_total=0.25)),
     PauseReply(10, 3, 4),
     ContinueReply(11, True),
+    TreeViewReply(
+        key=12,
+        page_size=16,
+        num_nodes=5,
+        num_pages=2**31,
+        parents=np.array([-1, 0], np.int32),
+        depths=np.array([1, 2], np.int32),
+        num_tokens=np.array([16, 32], np.int32),
+        lock_refs=np.array([1, 0], np.int32),
+        hits=np.array([2**40, 0], np.int64),
+        ages=np.array([0, 2**40], np.int64),
+        pending=np.array([False, True], np.bool_),
+        num_children=np.array([1, 3], np.int32),
+        namespace_ids=np.array([0, 1], np.int32),
+        namespaces=(None, "tenant"),
+        head_offsets=np.array([0, 1, 1], np.int32),
+        head_ids=np.array([7], np.int32),
+    ),
     Heartbeat(0.5),
     EngineDied(ERROR),
 ]
