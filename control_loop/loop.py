@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from control_loop.cache_restore import CopyIn, restore
+from control_loop.cache_saver import CacheSaver
 from control_loop.collector import Collector
 from control_loop.counters import snapshot
 from control_loop.flush import CacheFlush
@@ -28,11 +30,13 @@ from srt.core.messages import (
     Heartbeat,
     PauseReq,
     Refused,
+    SaveReq,
     StatsReply,
     StatsReq,
     TokenizedReq,
 )
 from srt.core.port import ControlPort
+from srt.core.save_messages import SavedRun, SaveLinks
 from srt.core.step_messages import Shutdown
 from srt.core.tree_messages import TreeViewReq
 
@@ -54,6 +58,7 @@ class ControlLoop:
         port: ControlPort,
         links: LoopLinks,
         clock: Callable[[], float] = time.monotonic,
+        saving: SaveLinks | None = None,
     ) -> None:
         self._limits = limits
         self._port = port
@@ -67,6 +72,7 @@ class ControlLoop:
         self._scheduler = Scheduler(config.schedule, parts)
         self._pause = Pause(parts)
         self._flush = CacheFlush(parts, lambda: self._pause.mode is not None)
+        self._saver = CacheSaver(parts, saving, lambda: not self._flush.is_draining)
         self._timeouts = Timeouts(config.schedule, parts)
         self._live: dict[int, Req] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -77,6 +83,7 @@ class ControlLoop:
             PauseReq: self._pause.ask,
             ContinueReq: self._pause.resume,
             TreeViewReq: TreeGuide(parts).show,
+            SaveReq: self._saver.ask,
         }
         self._by_priority = config.schedule.schedule_policy == "priority"
         self._checked_idle = True
@@ -108,9 +115,13 @@ class ControlLoop:
             self._collector.when_idle()
         doorbell = self._links.doorbell
         doorbell.arm()
-        if not self._port.pending and not len(self._links.results):
+        if not self._port.pending and not len(self._links.results) and not self._saver.has_word:
             self._port.sleep(doorbell, self._sleep_seconds())
         doorbell.disarm()
+
+    def restore(self, runs: Iterable[SavedRun], copy_in: CopyIn) -> int:
+        """Before the first step: brings a saved cache back (see `control_loop.cache_restore`); how many tokens."""
+        return restore(self._manager, runs, copy_in)
 
     # --- the verbs --------------------
 
@@ -129,6 +140,8 @@ class ControlLoop:
         results = self._links.results.drain()
         for result in results:
             self._outputs.process(result)
+            for seq in result.copied:
+                self._saver.on_copied(seq)
             if result.fenced is not None:
                 self._flush.on_fence(result.fenced)
                 self._pause.on_fence(result.fenced)
@@ -139,8 +152,8 @@ class ControlLoop:
     def advance_operations(self) -> bool:
         """Goes on with what operators have asked for and could not be done at once; ends what took too long."""
         late = self._timeouts.advance(self._live.values())
-        flushed, paused = self._flush.advance(), self._pause.advance()
-        return late or flushed or paused
+        flushed, paused, saved = self._flush.advance(), self._pause.advance(), self._saver.advance()
+        return late or flushed or paused or saved
 
     def schedule_prefill(self) -> bool:
         if self._flush.is_draining or self._pause.mode is not None:
@@ -168,8 +181,8 @@ class ControlLoop:
     @property
     def is_idle(self) -> bool:
         """No request waits, no slot is in use and nothing is owed: no launched step names any page."""
-        busy = len(self._waiting) or self._slots.num_in_use or self._flush.is_owed or self._pause.is_owed
-        return not busy
+        owed = self._flush.is_owed or self._pause.is_owed or self._saver.is_owed
+        return not (owed or len(self._waiting) or self._slots.num_in_use)
 
     def stats(self) -> EngineStats:
         is_paused = self._pause.mode is not None
@@ -242,9 +255,10 @@ class ControlLoop:
         return None if self.is_idle else HEARTBEAT_SECONDS
 
     def _beat(self, now: float) -> None:
-        if self._pause.holds_rows:
+        in_use = self._slots.num_in_use
+        if self._pause.holds_rows or (self._saver.awaits_disk and not in_use):
             self._last_result = now
-        if self._slots.num_in_use and now - self._last_heartbeat >= HEARTBEAT_SECONDS:
+        if (in_use or self._saver.is_owed) and now - self._last_heartbeat >= HEARTBEAT_SECONDS:
             self._last_heartbeat = now
             self._port.send(Heartbeat(now - self._last_result))
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from srt.core.errors import ConfigError
 
+SAVE_SLICE_BYTES = 4 << 20
+"""KV copied to host memory in one go while the cache is saved: about a millisecond in which no step is launched."""
+
+NUM_SAVE_BUFFERS = 2
+"""One is written to disk while the other is filled."""
+
 
 def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_number: int) -> int:
     """Bytes of keys and values of one token in all layers."""
@@ -51,6 +57,11 @@ def pool_tokens(
             f"--max-total-tokens {max_total_tokens} is less than one page of {page_size} tokens"
         )
     return wanted * page_size
+
+
+def save_buffer_pages(page_bytes: int) -> int:
+    """Pages in one buffer between compute and the helper that writes files."""
+    return max(1, SAVE_SLICE_BYTES // page_bytes)
 
 
 def _gib(num_bytes: int) -> str:

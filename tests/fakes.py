@@ -26,6 +26,8 @@ from srt.core.messages import (
     PauseReq,
     Refused,
     RowFinish,
+    SaveReply,
+    SaveReq,
     StatsReply,
     StatsReq,
     TokenizedReq,
@@ -77,6 +79,8 @@ class EchoEngine:
         elif isinstance(message, FlushReq):
             error = Busy(f"{self.num_running} requests run").info() if self._running else None
             self._say(FlushReply(message.key, 0 if error else 32, error))
+        elif isinstance(message, SaveReq):
+            self._say(SaveReply(message.key, 64, 4096))
         elif isinstance(message, StatsReq):
             self._say(StatsReply(message.key, EngineStats(num_running_reqs=self.num_running)))
         elif isinstance(message, PauseReq):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from compute_loop.runner.hash_model import HashRunner, generate
 from control_loop.intake import Limits
 from control_loop.loop import ControlLoop
 from control_loop.parts import LoopLinks
+from srt.core.cache_identity import CacheIdentity
 from srt.core.config import Config
+from srt.core.loop_thread import Loop
 from srt.core.messages import (
     AbortReq,
     Accepted,
@@ -28,13 +31,18 @@ from srt.core.messages import (
     FlushReply,
     FlushReq,
     Refused,
+    SaveReply,
+    SaveReq,
     TokenizedReq,
     TokenOutput,
 )
 from srt.core.port import LocalPort
 from srt.core.sampling_params import SamplingParams
+from srt.server.cache_store.store import CacheStore
 
 EOS = 0
+BUFFER_PAGES = 5
+"""Of each of the two buffers between compute and the helper that writes files."""
 
 
 @dataclass
@@ -54,12 +62,24 @@ class Answer:
         return self.finish is not None or self.refused is not None
 
 
+def open_store(config: Config, runner: HashRunner, links: LoopLinks) -> CacheStore | None:
+    """A place for saved caches of the hash model: its KV are the tokens themselves, 8 bytes each."""
+    if config.cache.cache_dir is None:
+        return None
+    page_size = config.cache.page_size
+    identity = CacheIdentity(
+        "test", "hash", "none", "int64", "tokens", 1, 1, 1, page_size, page_size * 8, sys.byteorder
+    )
+    pages = runner.host.view(np.uint8)
+    return CacheStore(config.cache.cache_dir, config.cache.cache_dir_gb, identity, pages, links.doorbell)
+
+
 class Rig:
     """Control and compute with no thread: a test calls `control.step()` and `compute.step()` in the order it chooses.
 
     Small by default, so that chunks, evictions and retractions happen: a vocabulary of 23 tokens, of which 0 ends.
     No memory is set aside for future output, so that rows run out of it. `runner` replaces the hash model; then the
-    oracle is another run. `options` are further options of the engine.
+    oracle is another run. `options` are further options of the engine; with `cache_dir` a third loop writes files.
     """
 
     def __init__(
@@ -96,9 +116,25 @@ class Rig:
         self.vocab = vocab
         self.links = LoopLinks.create()
         self.port = LocalPort(self.links.doorbell)
-        self.runner = HashRunner(max_running, num_pages, page_size, context, vocab, asynchronous, fault)
+        self.runner = HashRunner(
+            max_running,
+            num_pages,
+            page_size,
+            context,
+            vocab,
+            asynchronous,
+            fault,
+            num_host_pages=2 * BUFFER_PAGES,
+        )
         limits = Limits(vocab, context, num_pages * page_size, frozenset({eos}))
-        self.control = ControlLoop(self.config, limits, num_pages, self.port, self.links, clock)
+        self.store = open_store(self.config, self.runner, self.links)
+        saving = self.store.links if self.store is not None else None
+        self.control = ControlLoop(
+            self.config, limits, num_pages, self.port, self.links, clock, saving=saving
+        )
+        self.restored = 0
+        if self.store is not None:
+            self.restored = self.store.restore(self.control.restore, self.runner.copy_pages)
         self.compute = ComputeLoop(
             runner or self.runner, max_running, self.links.commands, self.links.results, self.links.doorbell
         )
@@ -144,8 +180,9 @@ class Rig:
         """One step of each loop; True when either did something."""
         control = self.control.step()
         compute = self.compute.step()
+        helper = self.store is not None and self.store.helper.step()
         self.read()
-        return control or compute
+        return control or compute or helper
 
     def run(self, rng: random.Random | None = None, max_steps: int = 20_000) -> None:
         """Steps until nothing moves; with `rng` in random order. Fails when it goes on without an end."""
@@ -157,7 +194,10 @@ class Rig:
                 if quiet > 1:
                     return
                 continue
-            moved = (self.control if rng.random() < 0.5 else self.compute).step()
+            loop: Loop = self.control if rng.random() < 0.5 else self.compute
+            if self.store is not None and rng.random() < 0.3:
+                loop = self.store.helper
+            moved = loop.step()
             self.read()
             quiet = 0 if moved else quiet + 1
             if quiet > 24:  # both loops were asked, many times over
@@ -234,6 +274,15 @@ class Rig:
         assert self.control.is_idle
         self.control.check_idle()
         self.control._manager.cache.check_integrity()
+
+    def save(self) -> SaveReply:
+        """Saves the cache and returns the reply."""
+        self.others.clear()
+        self.send(SaveReq(999_998))
+        self.run()
+        (reply,) = self.others
+        assert isinstance(reply, SaveReply)
+        return reply
 
     def flush(self) -> FlushReply:
         """Flushes and returns the reply."""

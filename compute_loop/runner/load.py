@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import torch
 
 from compute_loop.attention.torch_backend import TorchAttention
 from compute_loop.models.config import ModelConfig, load_model_config
-from compute_loop.models.files import locate_model
+from compute_loop.models.digest import digest_model
+from compute_loop.models.files import ModelFiles, locate_model
 from compute_loop.models.registry import build_program
 from compute_loop.models.weights import load_weights
 from compute_loop.runner.eager import EagerRunner
 from compute_loop.runner.executor import ProgramExecutor
 from mem_pool.device import free_memory, has_native_bfloat16, return_freed_memory
+from mem_pool.host_pool import HostPool
 from mem_pool.kv_format import KVFormat
 from mem_pool.kv_pool import KVPool
-from mem_pool.sizing import kv_bytes_per_token, pool_tokens
+from mem_pool.sizing import NUM_SAVE_BUFFERS, kv_bytes_per_token, pool_tokens, save_buffer_pages
+from srt.core.cache_identity import CacheIdentity
 from srt.core.config import Config
 from srt.core.errors import ConfigError
 
@@ -26,6 +31,7 @@ class LoadedModel:
     """A runner that is ready, and what the control side must know of it.
 
     `num_slots` counts dummy slot 0; `num_pages` does not count dummy page 0. `context_length` is in tokens.
+    `host` and `identity` are there when the cache is to be saved: memory for the copies, and whose KV it is.
     """
 
     runner: EagerRunner
@@ -37,6 +43,8 @@ class LoadedModel:
     page_size: int
     num_slots: int
     context_length: int
+    host: HostPool | None = None
+    identity: CacheIdentity | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -83,9 +91,9 @@ def load_runner(config: Config, device: torch.device | None = None) -> LoadedMod
     )
     executor = ProgramExecutor(program, tensors, pool, TorchAttention(pool, program.heads))
     return_freed_memory()
-    max_pages = min(num_pages, -(-context_length // page_size))
+    host, identity = _saving(config, files, model, pool)
     return LoadedModel(
-        runner=EagerRunner(executor, max_running + 1, max_pages),
+        runner=EagerRunner(executor, max_running + 1, min(num_pages, -(-context_length // page_size)), host),
         name=config.model.served_model_name or files.name,
         config=model,
         dtype=str(dtype).removeprefix("torch."),
@@ -94,7 +102,31 @@ def load_runner(config: Config, device: torch.device | None = None) -> LoadedMod
         page_size=page_size,
         num_slots=max_running + 1,
         context_length=context_length,
+        host=host,
+        identity=identity,
     )
+
+
+def _saving(
+    config: Config, files: ModelFiles, model: ModelConfig, pool: KVPool
+) -> tuple[HostPool | None, CacheIdentity | None]:
+    if config.cache.cache_dir is None:
+        return None, None
+    identity = CacheIdentity(
+        program=version("twinloop"),
+        model=files.name,
+        weights=digest_model(files),
+        dtype=str(pool.format.dtype).removeprefix("torch."),
+        layout=pool.format.layout.name,
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        page_size=pool.page_size,
+        page_bytes=pool.page_bytes,
+        byte_order=sys.byteorder,
+    )
+    num_pages = NUM_SAVE_BUFFERS * save_buffer_pages(pool.page_bytes)
+    return HostPool(num_pages, pool.page_bytes, pool.layers[0].device), identity
 
 
 def resolve_dtype(name: str) -> torch.dtype:

@@ -89,6 +89,19 @@ class CacheOptions:
     )
     radix_cache: bool = option(True, "keep the KV of finished requests and share common prefixes")
     eviction_policy: Eviction = option("lru", "which cached prefixes go first when memory is short")
+    cache_dir: str | None = option(
+        None,
+        "directory that keeps the prefix cache between runs, one for each server: it is written on a clean shutdown "
+        "and by POST /save_cache, and read at start when model, dtype and page size are the same; default: none",
+        metavar="DIR",
+    )
+    cache_dir_gb: float = option(
+        10.0,
+        "size of the file in --cache-dir at most, the most recently used prefixes first; while it is written, the one "
+        "before is still there",
+        unit="GB",
+        allowed=Range(0, 1e6, above=True),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +180,12 @@ class ServerOptions:
     drain_timeout: float = option(
         30.0, "on SIGTERM, how long running requests may go on", unit="seconds", allowed=NOT_NEGATIVE
     )
+    cache_save_timeout: float = option(
+        60.0,
+        "with --cache-dir: how long a shutdown waits for the cache to be written; then the old file stays",
+        unit="seconds",
+        allowed=NOT_NEGATIVE,
+    )
     max_restarts: int = option(
         3, "times a dead engine process is started again before the server gives up", allowed=NOT_NEGATIVE
     )
@@ -228,6 +247,8 @@ class Config:
                 f"--preemption-threshold {schedule.preemption_threshold} needs --schedule-policy priority, it is "
                 f"{schedule.schedule_policy}"
             )
+        if cache.cache_dir is not None and not cache.radix_cache:
+            raise ConfigError("--cache-dir needs the radix cache: leave out --no-radix-cache")
         if cache.max_total_tokens is not None and cache.max_total_tokens < cache.page_size:
             raise ConfigError(
                 f"--max-total-tokens {cache.max_total_tokens} is less than one page of {cache.page_size} tokens"

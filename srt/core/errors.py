@@ -113,6 +113,14 @@ class EngineFailure(TwinloopError):
     retryable = True
 
 
+class CacheFileError(TwinloopError):
+    """The prefix cache could not be saved: names the file and the reason. The one saved before is still there."""
+
+    label = "cache_file"
+    status = 500
+    retryable = True
+
+
 class ModelError(TwinloopError):
     """A model file is missing, broken or unsupported: names the file and the tensor or key."""
 
@@ -139,6 +147,7 @@ ERRORS: dict[str, type[TwinloopError]] = {
         TimedOut,
         StepFailure,
         EngineFailure,
+        CacheFileError,
         ModelError,
         ConfigError,
     )

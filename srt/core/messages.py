@@ -1,7 +1,7 @@
 """What clients and the control loop say to each other: frozen, and complete at birth.
 
 * client -> control: `TokenizedReq`, `AbortReq`, and questions of operators: `FlushReq`, `StatsReq`, `PauseReq`,
-  `ContinueReq`, `TreeViewReq`
+  `ContinueReq`, `TreeViewReq`, `SaveReq`
 * control -> client: `EngineReady`, `Accepted`, `Refused`, `TokenOutput`, a reply to each question, `Heartbeat`,
   `EngineDied`
 
@@ -106,7 +106,14 @@ class ContinueReq:
     key: int
 
 
-Question = FlushReq | StatsReq | PauseReq | ContinueReq | TreeViewReq
+@dataclass(frozen=True, slots=True)
+class SaveReq:
+    """Write the prefix cache to its file, under traffic; answered when it is on disk."""
+
+    key: int
+
+
+Question = FlushReq | StatsReq | PauseReq | ContinueReq | TreeViewReq | SaveReq
 """What an operator asks; each has one reply, which names its `key`."""
 
 ClientMessage = TokenizedReq | AbortReq | Question
@@ -119,7 +126,8 @@ ClientMessage = TokenizedReq | AbortReq | Question
 class EngineReady:
     """The limits that a request must keep to; sent once, when the engine can serve.
 
-    Lengths are in tokens. `load_seconds` is the time from process start.
+    Lengths are in tokens. `load_seconds` is the time from process start. `restored_tokens` of the prefix cache came
+    from --cache-dir.
     """
 
     model: str
@@ -133,6 +141,7 @@ class EngineReady:
     page_size: int
     max_running_requests: int
     load_seconds: float
+    restored_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +203,16 @@ class ContinueReply:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveReply:
+    """The file is on disk, `num_bytes` long, with the KV of `saved_tokens`; or there is an error, and the old file."""
+
+    key: int
+    saved_tokens: int = 0
+    num_bytes: int = 0
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """What the engine is doing and has done. Counters (``*_total``) only grow. Tokens unless said otherwise."""
 
@@ -245,6 +264,6 @@ class EngineDied:
     error: ErrorInfo
 
 
-Reply = FlushReply | StatsReply | PauseReply | ContinueReply | TreeViewReply
+Reply = FlushReply | StatsReply | PauseReply | ContinueReply | TreeViewReply | SaveReply
 
 EngineMessage = EngineReady | Accepted | Refused | TokenOutput | Reply | Heartbeat | EngineDied

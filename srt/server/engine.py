@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from compute_loop.models.files import locate_model
 from srt.core.config import Config
@@ -20,6 +20,7 @@ from srt.server import operations
 from srt.server.admin_api import describe
 from srt.server.engine_body import generate_body
 from srt.server.engine_client import EngineClient
+from srt.server.engine_host import HOSTS, EngineHost
 from srt.server.event_loop import EventLoop
 from srt.server.frontend import Frontend
 from srt.server.native_api import answer_body, prepare
@@ -32,20 +33,6 @@ Answer = dict[str, Any]
 Prompts = str | Sequence[str]
 TokenIds = Sequence[int] | Sequence[Sequence[int]]
 SamplingDict = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-
-HOSTS = {
-    False: ("srt.server.engine_supervisor", "EngineSupervisor"),
-    True: ("srt.server.in_process", "InProcessEngine"),
-}
-"""in_process -> module and class that run the engine. Loaded when needed: the second one loads torch."""
-
-
-class EngineHost(Protocol):
-    """Runs an engine for a client."""
-
-    async def run(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 class Engine:
@@ -166,6 +153,15 @@ class Engine:
         """
         return self._wait(operations.flush(self._frontend.client, timeout))
 
+    def save_cache(self) -> int:
+        """Writes the prefix cache to `cache_dir`, while requests run; how many tokens of KV.
+
+        Raises:
+            InvalidRequest: there is no `cache_dir`.
+            CacheFileError: it could not be written; the file from before is still there.
+        """
+        return self._wait(operations.save_cache(self._frontend.client)).saved_tokens
+
     def pause_generation(self, mode: PauseMode = "abort") -> None:
         """Lets the engine stand still: requests end (abort), wait without memory (retract) or stay (in_place)."""
         self._wait(operations.pause(self._frontend.client, mode))
@@ -179,7 +175,10 @@ class Engine:
         return self._wait(describe(self._frontend))
 
     def shutdown(self) -> None:
-        """Ends the engine process; requests that run end with an error. May be called twice."""
+        """Saves the cache if there is a `cache_dir` and no request runs, and ends the engine process.
+
+        Requests that run end with an error. May be called twice.
+        """
         if not self._open:
             return
         atexit.unregister(self.shutdown)
@@ -215,6 +214,8 @@ class Engine:
 
     async def _stop(self) -> None:
         self._frontend.client.drain()
+        if self._config.cache.cache_dir is not None and not self._frontend.client.num_live:
+            await operations.save_before_end(self._frontend.client, self._config.server.cache_save_timeout)
         await self._host.stop()
         # Why an engine ended was told to its requests; here it only has to be over.
         assert self._running is not None

@@ -17,6 +17,7 @@ from srt.core.messages import EngineReady
 from srt.core.port import ControlPort
 from srt.core.queues import Doorbell
 from srt.core.serial_loop import SerialLoop
+from srt.server.cache_store.store import CacheStore
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class EngineCore:
         load_seconds: float,
     ) -> None:
         self._loaded = loaded
+        self._helper: LoopThread | None = None
         links = LoopLinks.create()
         self._port = port_factory(links.doorbell)
         num_slots = loaded.num_slots - 1
@@ -46,13 +48,19 @@ class EngineCore:
             max_total_tokens=loaded.num_pages * loaded.page_size,
             eos_token_ids=frozenset(loaded.eos_token_ids),
         )
-        control = ControlLoop(config, limits, loaded.num_pages, self._port, links)
+        self._store = _open_store(config, loaded, links.doorbell)
+        saving = self._store.links if self._store is not None else None
+        control = ControlLoop(config, limits, loaded.num_pages, self._port, links, saving=saving)
         compute = ComputeLoop(loaded.runner, num_slots, links.commands, links.results, links.doorbell)
         overlap = _resolve_overlap(config, loaded)
         loops: dict[str, Loop] = (
             {"control": control, "compute": compute} if overlap else {"engine": SerialLoop(control, compute)}
         )
         self._threads = [LoopThread(name, loop, on_failure) for name, loop in loops.items()]
+        restored = 0
+        if self._store is not None:
+            self._helper = LoopThread("save", self._store.helper, on_failure)
+            restored = self._store.restore(control.restore, loaded.runner.copy_pages)
         self.ready = EngineReady(
             model=loaded.name,
             dtype=loaded.dtype,
@@ -65,6 +73,7 @@ class EngineCore:
             page_size=loaded.page_size,
             max_running_requests=num_slots,
             load_seconds=load_seconds,
+            restored_tokens=restored,
         )
 
     @classmethod
@@ -86,6 +95,8 @@ class EngineCore:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+        if self._helper is not None:
+            self._helper.start()
 
     def stop(self, timeout: float) -> bool:
         """Waits for the loops to end, after the port was closed; False when one of them has not within `timeout`."""
@@ -93,10 +104,22 @@ class EngineCore:
         ended = all(thread.join(max(0.0, deadline - time.monotonic())) for thread in self._threads)
         if ended:
             self._loaded.runner.close()
+        if ended and self._store is not None and self._helper is not None:
+            self._store.stop()
+            ended = self._helper.join(max(0.0, deadline - time.monotonic()))
         return ended
 
     def __repr__(self) -> str:
         return f"EngineCore({self.ready.model}, {self._threads})"
+
+
+def _open_store(config: Config, loaded: LoadedModel, doorbell: Doorbell) -> CacheStore | None:
+    if config.cache.cache_dir is None or loaded.host is None or loaded.identity is None:
+        return None
+    options = config.cache
+    return CacheStore(
+        config.cache.cache_dir, options.cache_dir_gb, loaded.identity, loaded.host.pages, doorbell
+    )
 
 
 def _resolve_overlap(config: Config, loaded: LoadedModel) -> bool:

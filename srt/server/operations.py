@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from functools import partial
 
+from srt.core.errors import TwinloopError
 from srt.core.messages import (
     ContinueReply,
     ContinueReq,
@@ -13,11 +16,15 @@ from srt.core.messages import (
     PauseMode,
     PauseReply,
     PauseReq,
+    SaveReply,
+    SaveReq,
     StatsReply,
     StatsReq,
 )
 from srt.core.tree_messages import TreeViewReply, TreeViewReq
 from srt.server.engine_client import EngineClient
+
+log = logging.getLogger(__name__)
 
 
 async def stats(client: EngineClient) -> EngineStats:
@@ -61,3 +68,30 @@ async def view_tree(
     question = partial(TreeViewReq, max_nodes=max_nodes, max_depth=max_depth, head_tokens=head_tokens)
     reply: TreeViewReply = await client.ask(question)
     return reply
+
+
+async def save_cache(client: EngineClient) -> SaveReply:
+    """Writes the prefix cache to --cache-dir, while requests run, and waits until it is on disk.
+
+    Raises:
+        InvalidRequest: the server has no --cache-dir.
+        CacheFileError: it could not be written; the one saved before is still there.
+    """
+    reply: SaveReply = await client.ask(SaveReq)
+    if reply.error is not None:
+        raise reply.error.to_exception()
+    return reply
+
+
+async def save_before_end(client: EngineClient, seconds: float) -> None:
+    """On a shutdown, when no request is live: saves what there is, or says in the log why not."""
+    try:
+        async with asyncio.timeout(seconds):
+            while (last := await stats(client)).num_slots_in_use:
+                pass  # the last pages reach the tree when their row is dropped, a step behind the client's last word
+            if last.num_cached_tokens:
+                await save_cache(client)
+    except TimeoutError:
+        log.warning("the prefix cache was not saved within --cache-save-timeout %g s", seconds)
+    except TwinloopError as error:
+        log.warning("the prefix cache was not saved: %s", error.message)

@@ -1,4 +1,4 @@
-"""Routes that change what the engine does: flush, pause, continue, abort."""
+"""Routes that change what the engine does: flush, save, pause, continue, abort."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from srt.server import operations
 from srt.server.frontend import Frontend
 from srt.server.http_body import read_body, validate_body
 from srt.server.json_response import json_response
-from srt.server.protocol import AbortBody, ContinueBody, FlushQuery, PauseBody
+from srt.server.protocol import AbortBody, ContinueBody, FlushQuery, PauseBody, SaveBody
 
 
 def operation_routes(frontend: Frontend) -> APIRouter:
@@ -24,6 +24,14 @@ def operation_routes(frontend: Frontend) -> APIRouter:
         query = validate_body(dict(request.query_params), FlushQuery)
         flushed = await operations.flush(client, query.timeout)
         return json_response({"success": True, "flushed_tokens": flushed})
+
+    @router.post("/save_cache")
+    async def save_cache(request: Request) -> Response:
+        await read_body(request, SaveBody, may_be_empty=True)
+        reply = await operations.save_cache(client)
+        return json_response(
+            {"success": True, "saved_tokens": reply.saved_tokens, "file_bytes": reply.num_bytes}
+        )
 
     @router.post("/pause_generation")
     async def pause_generation(request: Request) -> Response:

@@ -210,6 +210,10 @@ class ContinueBody(Body):
     neutral: ClassVar[Neutral] = {"torch_empty_cache": (False, True)}
 
 
+class SaveBody(Body):
+    """POST /save_cache."""
+
+
 class TokenizeBody(Body):
     """POST /tokenize."""
 

@@ -22,6 +22,7 @@ from srt.server.frontend import Frontend
 from srt.server.http_listener import HttpListener, listen, url_of
 from srt.server.http_server import create_app
 from srt.server.logs import configure_logging
+from srt.server.operations import save_before_end
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ async def serve(config: Config, listening: socket.socket) -> None:
         await _first(engine, http, signals.first)
         if signals.first.done():
             await _drain(frontend.client, config.server.drain_timeout, signals.second)
+            await _save(frontend.client, config, signals.second)
     finally:
         frontend.client.drain()
         greeting.cancel()
@@ -81,9 +83,10 @@ async def _greet(frontend: Frontend, url: str) -> None:
         "text": "The capital of France is",
         "sampling_params": {"max_new_tokens": 16, "temperature": 0},
     }
+    restored = f", {ready.restored_tokens} tokens of saved cache" if ready.restored_tokens else ""
     _say(
         f"{frontend.model_name} is ready on {url} after {ready.load_seconds:.1f} s: {ready.dtype} on {ready.device}, "
-        f"{ready.max_total_tokens} tokens of KV memory, context {ready.context_length}.\n"
+        f"{ready.max_total_tokens} tokens of KV memory, context {ready.context_length}{restored}.\n"
         f"Try:  curl {url}/generate -H 'content-type: application/json' -d '{json.dumps(body)}'\n"
         f"OpenAI clients: base_url {url}/v1 (/v1/chat/completions, /v1/completions)"
     )
@@ -101,6 +104,14 @@ async def _drain(client: EngineClient, seconds: float, hurry: asyncio.Future[Non
         client.abort_all()
         await _first(drained, seconds=ABORT_SECONDS)
     drained.cancel()
+
+
+async def _save(client: EngineClient, config: Config, hurry: asyncio.Future[None]) -> None:
+    if config.cache.cache_dir is None or hurry.done():
+        return
+    saving = asyncio.ensure_future(save_before_end(client, config.server.cache_save_timeout))
+    await _first(saving, hurry)
+    saving.cancel()
 
 
 async def _first(*waited: asyncio.Future[Any], seconds: float | None = None) -> None:

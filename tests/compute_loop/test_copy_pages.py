@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from compute_loop.forward_batch import ForwardBatch
 from compute_loop.loop import ComputeLoop
 from compute_loop.runner.hash_model import UNWRITTEN, HashRunner
+from mem_pool.sizing import NUM_SAVE_BUFFERS, save_buffer_pages
 from srt.core.messages import empty_int32
 from srt.core.queues import Doorbell, SpscQueue
 from srt.core.sampling_params import SamplingParams
@@ -21,6 +25,8 @@ from srt.core.step_messages import (
     SeqInit,
     StepResult,
 )
+from tests.compute_loop.steps import StepDriver, load_small
+from tests.compute_loop.tiny_models import write_hf_model
 
 PAGE_SIZE = 4
 
@@ -142,3 +148,31 @@ def test_an_empty_copy_is_acknowledged_too() -> None:
     desk.commands.put(CopyPages(1, 0, empty_int32(), empty_int32(), to_host=False))
     (result,) = desk.settle()
     assert result.copied == (1,)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_real_runner_s_pages_come_back_elsewhere_with_the_same_bits_and_the_same_answer(
+    tmp_path: Path, page_size: int
+) -> None:
+    write_hf_model(tmp_path, seed=1)
+    loaded = load_small(tmp_path, page_size=page_size, cache_dir=str(tmp_path / "cache"))
+    assert loaded.host is not None and loaded.identity is not None
+    assert loaded.host.num_pages == NUM_SAVE_BUFFERS * save_buffer_pages(loaded.host.page_bytes)
+    driver = StepDriver(loaded)
+    prompt = [5, 9, 200, 17, 33, 61, 7, 8, 9]
+    expected = driver.generate(1, prompt, 5)
+    cached = len(prompt) // page_size * page_size - page_size
+    src = driver.sequences[1].pages[: cached // page_size]
+    dst = [driver._free.pop() for _ in src]
+    between = np.arange(len(src), dtype=np.int32)[::-1].copy()
+    driver.runner.copy_pages(np.array(src, np.int32), between, True)
+    for layer in driver.runner._pool.layers:
+        layer[:, :, src] = torch.nan
+    driver.runner.copy_pages(between, np.array(dst, np.int32), False)
+    driver.begin(2, prompt, cached=cached)
+    for page in dst:
+        driver._add_page(2, page)
+    driver.step({2: len(prompt) - cached})
+    for _ in range(4):
+        driver.step(decodes=[2])
+    assert driver.sequences[2].output == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,16 +11,27 @@ from control_loop.cache_manager import CacheManager
 from control_loop.req import Req
 from control_loop.slots import SlotTable
 from radix_cache.tree_node import TreeNode
+from tests.rig import Rig
 
 
-def check_ownership(manager: CacheManager, slots: SlotTable) -> None:
-    """The tree holds together, every page has one owner, every lock one holder, and what a row reads is protected."""
+def check_ownership(manager: CacheManager, slots: SlotTable, others: Sequence[TreeNode] = ()) -> None:
+    """The tree holds together, every page has one owner, every lock one holder, and what a row reads is protected.
+
+    `others` are nodes that somebody else than a lease holds a lock on.
+    """
     manager.cache.check_integrity()
     nodes = list(walk(manager))
     _check_pages(manager, slots, nodes)
-    _check_locks(manager, slots, nodes)
+    _check_locks(manager, slots, nodes, others)
     for req in slots.reqs():
         _check_lease(manager, slots, req)
+
+
+def check_kv(rig: Rig) -> None:
+    """With nothing in flight: the hash model has in every page of the tree the tokens that the tree says."""
+    for node in walk(rig.control._manager):
+        kv = rig.runner._kv[pages_of(node)].reshape(-1)
+        assert kv.tolist() == tokens_of(node), f"{node!r}"
 
 
 def walk(manager: CacheManager) -> Iterator[TreeNode]:
@@ -55,12 +66,14 @@ def _check_pages(manager: CacheManager, slots: SlotTable, nodes: list[TreeNode])
     assert slots.num_free + slots.num_in_use == slots.num_slots
 
 
-def _check_locks(manager: CacheManager, slots: SlotTable, nodes: list[TreeNode]) -> None:
+def _check_locks(
+    manager: CacheManager, slots: SlotTable, nodes: list[TreeNode], others: Sequence[TreeNode]
+) -> None:
     """No lock is lost and none is left: each is a lease's or an unsettled insertion's."""
     tree = manager.cache._tree
     expected: Counter[TreeNode] = Counter()
     held = [manager._nodes[req.slot] for req in slots.reqs()]
-    for end in (*held, *tree.pending.nodes()):
+    for end in (*held, *tree.pending.nodes(), *others):
         node: TreeNode | None = end
         while node is not None and node is not tree.root:
             expected[node] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,9 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from compute_loop.forward_batch import ForwardBatch
 from control_loop.policy import POLICIES
 from control_loop.req import Phase, Req
-from srt.core.messages import ContinueReq, FlushReq, PauseMode, PauseReq, StatsReq
+from srt.core.messages import (
+    ContinueReq,
+    FlushReq,
+    PauseMode,
+    PauseReq,
+    SaveReply,
+    SaveReq,
+    StatsReq,
+)
 from tests.control_loop.corner import Witness
-from tests.control_loop.ownership import check_ownership
+from tests.control_loop.ownership import check_kv, check_ownership
 from tests.rig import Answer, Rig
 from tests.schedules import Poison
 from tests.strategies import NAMESPACES, StepCount, run_machines, token_runs
@@ -31,6 +40,7 @@ HAPPENED = (
     "cached_tokens_total",
     "flushed",
     "paused",
+    "saved",
     "guilty",
 )
 
@@ -76,6 +86,7 @@ class LoopsMachine(RuleBasedStateMachine):
         self.asked: list[int] = []
         self.poisoned: list[Answer] = []
         self.checked = 0
+        self.directory = TemporaryDirectory(prefix="twinloop-test-")
         self.rig: Rig
 
     @initialize(
@@ -95,6 +106,7 @@ class LoopsMachine(RuleBasedStateMachine):
             preemption_threshold=0 if policy == "priority" else None,
             fault=self.fault,
             clock=lambda: 0.0,
+            cache_dir=self.directory.name if options["radix_cache"] else None,
             **options,
         )
         Witness(self.rig.runner)
@@ -184,6 +196,17 @@ class LoopsMachine(RuleBasedStateMachine):
     def flush(self, timeout: float) -> None:
         self.rig.send(FlushReq(self.ask(), timeout))
 
+    @precondition(lambda self: self.rig.store is not None)
+    @rule()
+    def save(self) -> None:
+        self.rig.send(SaveReq(self.ask()))
+
+    @precondition(lambda self: self.rig.store is not None)
+    @rule(count=st.integers(1, 3))
+    def write_files(self, count: int) -> None:
+        for _ in range(count):
+            self.rig.store.helper.step()  # type: ignore[union-attr]
+
     @rule()
     def stats(self) -> None:
         self.rig.send(StatsReq(self.ask()))
@@ -201,7 +224,8 @@ class LoopsMachine(RuleBasedStateMachine):
     @invariant()
     def holds_together(self) -> None:
         self.rig.read()
-        check_ownership(self.rig.control._manager, self.rig.control._slots)
+        copying = [node for _, part, _ in self.rig.control._saver._copying.values() for node in part.nodes]
+        check_ownership(self.rig.control._manager, self.rig.control._slots, copying)
         for answer in self.live():
             expected = self.rig.expected(answer)
             assert answer.token_ids == expected[: len(answer.token_ids)], answer
@@ -209,8 +233,11 @@ class LoopsMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.count.total += max(0, self.checked - 2)  # the first looks are before the first step
-        if self.checked < 2:
-            return  # it has not been set up
+        with self.directory:
+            if self.checked >= 2:  # it has been set up
+                self.judge()
+
+    def judge(self) -> None:
         self.rig.send(ContinueReq(self.ask()))
         self.rig.run()
         self.rig.check_answers()
@@ -218,6 +245,7 @@ class LoopsMachine(RuleBasedStateMachine):
         replies = Counter(int(reply.key) for reply in self.rig.others)  # type: ignore[union-attr]
         assert replies == Counter(self.asked), "every question has one reply"
         self.check_errors()
+        self.check_saved()
         self.note_happened()
         assert self.rig.flush().error is None
         assert self.rig.stats().num_free_tokens == self.rig.stats().max_total_num_tokens
@@ -233,12 +261,24 @@ class LoopsMachine(RuleBasedStateMachine):
             innocent += answer not in self.poisoned
         assert innocent <= self.fault.num_alone, "an innocent failed"
 
+    def check_saved(self) -> None:
+        """What was saved comes back with the KV of its tokens, whatever went on meanwhile."""
+        saved = [reply for reply in self.rig.others if isinstance(reply, SaveReply)]
+        assert all(reply.error is None for reply in saved), saved
+        if saved:
+            page_size, pool = self.rig.config.cache.page_size, self.rig.control._manager.allocator
+            restarted = Rig(num_pages=pool.num_pages, page_size=page_size, cache_dir=self.directory.name)
+            assert restarted.restored == saved[-1].saved_tokens
+            check_kv(restarted)
+            restarted.check_drained()
+
     def note_happened(self) -> None:
         stats, happened = self.rig.stats(), self.count.happened
         happened.update({name: int(getattr(stats, name)) for name in HAPPENED if hasattr(stats, name)})
         happened["guilty"] += sum(
             answer.finish is not None and answer.finish.kind == "error" for answer in self.poisoned
         )
+        happened["saved"] += sum(getattr(reply, "saved_tokens", 0) > 0 for reply in self.rig.others)
         happened["flushed"] += sum(getattr(reply, "flushed_tokens", 0) > 0 for reply in self.rig.others)
         happened["paused"] += sum(getattr(reply, "num_running", 0) > 0 for reply in self.rig.others)
 

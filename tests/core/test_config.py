@@ -45,6 +45,9 @@ def test_flat_names_find_their_group() -> None:
         ({"preemption_threshold": 1}, "needs --schedule-policy priority, it is fcfs"),
         ({"watchdog_timeout": 0.0}, "--watchdog-timeout is 0.0, it must be at least 1 seconds"),
         ({"max_total_tokens": 8}, "--max-total-tokens 8 is less than one page of 16"),
+        ({"cache_dir_gb": 0.0}, "--cache-dir-gb is 0.0, it must lie in (0, 1e+06] GB"),
+        ({"cache_dir": "x", "radix_cache": False}, "--cache-dir needs the radix cache"),
+        ({"cache_save_timeout": -1.0}, "--cache-save-timeout is -1.0, it must be at least 0 seconds"),
         ({"pagesize": 1}, "unknown option 'pagesize'"),
     ],
 )

@@ -19,6 +19,8 @@ from srt.core.messages import (
     Int32Array,
     Refused,
     RowFinish,
+    SaveReply,
+    SaveReq,
     StatsReply,
     StatsReq,
     TokenizedReq,
@@ -313,6 +315,42 @@ def test_flush_and_stats_are_answered_by_key() -> None:
         with pytest.raises(Exception, match="2 requests run") as error:
             await refused
         assert getattr(error.value, "status", None) == 409
+
+    run(scenario)
+
+
+def test_a_save_before_the_end_waits_for_rows_to_leave_and_is_skipped_when_nothing_is_cached() -> None:
+    async def scenario(desk: Desk) -> None:
+        for cached in (0, 32):
+            ending = asyncio.create_task(operations.save_before_end(desk.client, 60.0))
+            for in_use in (1, 0):
+                await asyncio.sleep(0)
+                asked = desk.link.sent[-1]
+                assert isinstance(asked, StatsReq)
+                stats = EngineStats(num_slots_in_use=in_use, num_cached_tokens=cached)
+                desk.client.on_message(StatsReply(asked.key, stats))
+                await asyncio.sleep(0)
+            if cached:
+                await asyncio.sleep(0)
+                asked_save = desk.link.sent[-1]
+                assert isinstance(asked_save, SaveReq)
+                desk.client.on_message(SaveReply(asked_save.key, cached, 100))
+            await ending
+
+    run(scenario)
+
+
+def test_a_save_before_the_end_never_keeps_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(desk: Desk) -> None:
+        await operations.save_before_end(desk.client, 0.0)
+        assert "--cache-save-timeout" in caplog.text
+        ending = asyncio.create_task(operations.save_before_end(desk.client, 60.0))
+        await asyncio.sleep(0)
+        desk.client.disconnect(EngineFailure("it broke"))
+        await ending
+        assert "not saved: it broke" in caplog.text
+        await operations.save_before_end(desk.client, 60.0)
+        assert "no engine" in caplog.text
 
     run(scenario)
 

@@ -50,3 +50,12 @@ def test_a_flush_timeout_has_limits(timeout: str) -> None:
         assert (await desk.http.post("/flush_cache", params={"timeout": "1.5"})).status_code == 200
 
     with_api(scenario)
+
+
+def test_a_save_says_what_is_on_disk() -> None:
+    async def scenario(desk: ApiDesk) -> None:
+        saved = await desk.http.post("/save_cache")
+        assert saved.json() == {"success": True, "saved_tokens": 64, "file_bytes": 4096}
+        assert (await desk.post("/save_cache", {"path": "/etc"})).status_code == 400
+
+    with_api(scenario)
