@@ -124,8 +124,7 @@ class CacheManager:
         match = self.cache.match_prefix(req.radix_key, priority=req.priority)
         if match.num_tokens <= scheduled:
             return 0
-        self.cache.lock(match.node)
-        self.cache.unlock(self._nodes[slot])
+        self.cache.move_lock(self._nodes[slot], match.node)
         self._nodes[slot] = match.node
         skipped = slice(scheduled // self._page_size, len(match.pages))
         reserved = slots.pages[slot, skipped].copy()
@@ -140,13 +139,11 @@ class CacheManager:
         whole = end // self._page_size
         priority = self._slots.req(slot).priority
         key = self._key(slot, whole * self._page_size)
-        inserted = self.cache.insert(key, self._slots.pages[slot, :whole], seq, priority)
-        if inserted.num_taken == 0:
-            return  # a lock on somebody else's duplicate would pin a page that this row does not read
-        self.cache.lock(inserted.node)
-        self.cache.unlock(self._nodes[slot])
-        self._nodes[slot] = inserted.node
-        self._disown(slot, inserted.num_present, inserted.num_taken)
+        pages = self._slots.pages[slot, :whole]
+        inserted = self.cache.insert_and_lock(key, pages, seq, unlock=self._nodes[slot], priority=priority)
+        if inserted.num_taken:  # else the lock has stayed: this row does not read somebody else's duplicate
+            self._nodes[slot] = inserted.node
+            self._disown(slot, inserted.num_present, inserted.num_taken)
 
     def release(self, slot: int, valid: int) -> Req:
         """The end of a life: whole pages of tokens ``[0, valid)`` go to the tree, everything else is freed.

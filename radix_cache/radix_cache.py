@@ -121,7 +121,9 @@ class RadixCache:
         unlock: TreeNode | None = None,
         priority: int = 0,
     ) -> Insertion:
-        """`insert`, `lock` of its node and `unlock` of another one (None: of none), in one locked section.
+        """`insert`, and where it took pages, the lock of `unlock` (None: a new one) moves to its node.
+
+        Where nothing was taken, locks stay as they are: the caller does not read the pages that were there.
 
         Raises:
             ValueError: as `insert`.
@@ -135,7 +137,8 @@ class RadixCache:
         with self._lock:
             check_locked(old, tree.root)
             node, num_present, num_taken = tree.insert(key, page_bytes, pending, priority)
-            tree.move_lock(old, node)
+            if num_taken:
+                tree.move_lock(old, node)
         return Insertion(node, num_present, num_taken)
 
     def _to_bytes(self, key: RadixKey, pages: npt.NDArray[np.int32]) -> bytes:
@@ -166,6 +169,15 @@ class RadixCache:
         """
         with self._lock:
             self._tree.dec_lock_ref(node)
+
+    def move_lock(self, old: TreeNode, new: TreeNode) -> None:
+        """`lock(new)`, then `unlock(old)`, in one locked section; what both share is not touched.
+
+        Raises:
+            TreeStateError: `old` has no lock, or `new` is no longer in the tree; nothing is changed.
+        """
+        with self._lock:
+            self._tree.move_lock(old, new)
 
     # ---- pending nodes
 

@@ -17,10 +17,12 @@ from radix_cache.tree_node import (
     PAGE_ID_BYTES,
     TreeNode,
     add_child,
+    cut_leaf,
     make_root,
     remove_child,
     split_node,
     unlink,
+    worth_halving,
 )
 
 __all__ = ["RadixTree", "TreeNode", "TreeStateError"]
@@ -241,10 +243,8 @@ class RadixTree:
     def evict(self, num_pages: int) -> list[bytes]:
         """Take `num_pages` pages out of the tree in the policy's order; all evictable ones if they are fewer.
 
-        Leaves go first, each from its end; the last one touched is cut, not taken whole:
-
-            leaf   [0 ........ n - missing)[n - missing ........ n)
-                    stays                    returned
+        Leaves go first, each from its end; the last one touched is cut, not taken whole. Copies O(pages taken)
+        bytes, amortised: a leaf of which much more than that would stay is halved first.
         """
         missing = num_pages * PAGE_ID_BYTES
         parts: list[bytes] = []
@@ -254,10 +254,11 @@ class RadixTree:
                 break
             pages = leaf.pages
             if len(pages) > missing:
-                kept = len(pages) - missing
-                leaf.pages = pages[:kept]
-                leaf.tokens = leaf.tokens[: kept // PAGE_ID_BYTES * self.stride]
-                parts.append(pages[kept:])
+                if worth_halving(leaf, missing):
+                    split_node(leaf, leaf.num_pages // 2 * self.stride, self.page_size)
+                    self.num_nodes += 1
+                    continue
+                parts.append(cut_leaf(leaf, missing, self.stride))
                 break
             self.queue.pop_first()
             self._queue_if_evictable(remove_child(leaf))

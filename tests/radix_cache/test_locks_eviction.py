@@ -7,8 +7,9 @@ import pytest
 
 from radix_cache.errors import TreeStateError
 from radix_cache.eviction import EVICTION_POLICIES, EvictionQueue, mru
+from radix_cache.key import TOKEN_BYTES, RadixKey
 from radix_cache.radix_cache import RadixCache
-from radix_cache.tree_node import TreeNode
+from radix_cache.tree_node import CUT_BYTES, PAGE_ID_BYTES, TreeNode
 from tests.radix_cache.model import contents, key_of
 
 
@@ -59,12 +60,36 @@ def test_insert_and_lock_moves_the_lock() -> None:
     )
     second = cache.insert_and_lock(key_of((1, 2, 3, 4)), np.arange(4, dtype=np.int32), unlock=first.node)
     assert (first.node.lock_ref, second.node.lock_ref) == (1, 1)
-    back = cache.insert_and_lock(key_of((1, 2)), np.arange(2, dtype=np.int32), unlock=second.node)
-    assert (back.node.lock_ref, second.node.lock_ref) == (1, 0)
-    assert (cache.num_protected, cache.num_evictable) == (2, 2)
-    elsewhere = cache.insert_and_lock(key_of((9,)), np.array([9], dtype=np.int32), unlock=back.node)
-    assert (back.node.lock_ref, elsewhere.node.lock_ref) == (0, 1)
+    elsewhere = cache.insert_and_lock(key_of((9,)), np.array([9], dtype=np.int32), unlock=second.node)
+    assert (second.node.lock_ref, elsewhere.node.lock_ref) == (0, 1)
+    assert (cache.num_protected, cache.num_evictable) == (1, 4)
     cache.check_integrity()
+
+
+def test_corner_12_insert_and_lock_of_what_is_there_moves_no_lock() -> None:
+    """The tree's page is a duplicate of the caller's, who does not read it."""
+    cache = RadixCache(page_size=1)
+    fill(cache, (1, 2, 3))
+    held = cache.match_and_lock(key_of((1, 2, 3))).node
+    there = cache.insert_and_lock(key_of((1, 2, 3)), np.arange(3, dtype=np.int32), unlock=held)
+    assert (there.num_present, there.num_taken) == (3, 0)
+    assert (held.lock_ref, there.node.lock_ref) == (1, 0)
+    assert cache.evict(9).tolist() == [3]
+
+
+def test_a_lock_moves_up_down_and_across() -> None:
+    cache = RadixCache(page_size=1)
+    fill(cache, (1, 2, 3), (1, 2, 4))
+    low = cache.match_and_lock(key_of((1, 2, 3, 0))).node
+    high = cache.match_prefix(key_of((1, 2, 0))).node
+    other = cache.match_prefix(key_of((1, 2, 4, 0))).node
+    for old, new, protected in [(low, high, 2), (high, other, 3), (other, low, 3), (low, cache.root, 0)]:
+        cache.move_lock(old, new)
+        assert (new.lock_ref, cache.num_protected) == (int(new is not cache.root), protected)
+        cache.check_integrity()
+    with pytest.raises(TreeStateError, match="has no lock"):
+        cache.move_lock(low, other)
+    assert cache.num_protected == 0
 
 
 def test_unlock_below_zero_is_an_error_that_changes_nothing() -> None:
@@ -105,6 +130,41 @@ def test_eviction_is_exact_and_cuts_the_tail() -> None:
     assert cache.evict(1).tolist() == []
     assert cache.stats().num_evicted == 4
     cache.check_integrity()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_long_leaf_goes_page_by_page_without_being_copied_each_time(page_size: int) -> None:
+    """Counts the bytes of ids that calls copied into nodes: whatever is another object than before."""
+    num_pages = 20_000
+    cache = RadixCache(page_size)
+    cache.insert(
+        RadixKey(np.arange(num_pages * page_size, dtype=np.int32)), np.arange(num_pages, dtype=np.int32)
+    )
+    size = num_pages * (page_size * TOKEN_BYTES + PAGE_ID_BYTES)
+    known = [held for node in cache.root.child_nodes() for held in (node.tokens, node.pages)]
+    copied = 0
+    for page in reversed(range(num_pages)):
+        assert cache.evict(1).tolist() == [page]
+        present = [held for node in chain_of(cache) for held in (node.tokens, node.pages)]
+        ids = set(map(id, known))
+        copied += sum(len(held) for held in present if id(held) not in ids)
+        known = present
+        if page % 1000 == 0:
+            cache.check_integrity()
+            assert cache.stats().num_nodes <= num_pages.bit_length()
+    assert cache.num_pages == 0
+    # One copy a halving, and a cut for each call; in one piece it would be size * num_pages / 2.
+    assert copied < size * num_pages.bit_length() + num_pages * CUT_BYTES
+
+
+def chain_of(cache: RadixCache) -> list[TreeNode]:
+    """The nodes of a tree without branches."""
+    nodes: list[TreeNode] = []
+    parent = cache.root
+    while not parent.is_leaf():
+        (parent,) = parent.child_nodes()
+        nodes.append(parent)
+    return nodes
 
 
 def test_eviction_of_nothing() -> None:
