@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from radix_cache.key import TOKEN_BYTES
 from radix_cache.tree_node import PAGE_ID_BYTES, TreeNode
@@ -62,7 +63,8 @@ class SaveWalk:
         self._to_visit = deque([root])
         self._found: list[TreeNode] = []
         self._used: list[int] = []
-        self._queue: deque[TreeNode] = deque()
+        self._order: npt.NDArray[np.intp] = np.empty(0, np.intp)
+        self._next = 0
         self._path: deque[_Part] = deque()
         self._path_bytes = 0
         self._last_record: dict[TreeNode, int] = {root: NO_RECORD}
@@ -82,10 +84,8 @@ class SaveWalk:
             self._to_visit.extend(node.child_nodes())
         if self._to_visit:
             return True
-        if self._found:
-            order = np.argsort(np.array(self._used, np.int64), kind="stable")
-            self._queue.extend(self._found[index] for index in order.tolist())
-            self._found, self._used = [], []
+        if self._used:
+            self._order, self._used = np.argsort(np.array(self._used, np.int64)), []
         return False
 
     def next_slice(self, max_pages: int) -> SaveSlice | None:
@@ -120,8 +120,9 @@ class SaveWalk:
 
     def _open_path(self) -> bool:
         """Takes the next node that has not been saved, and what of its path has not; False when there is none."""
-        while self._queue:
-            node = self._queue.popleft()
+        while self._next < len(self._order):
+            node = self._found[self._order[self._next]]
+            self._next += 1
             if node in self._last_record or not self._is_linked(node) or node.pending is not None:
                 continue
             part = node
@@ -150,5 +151,4 @@ class SaveWalk:
         return length
 
     def __repr__(self) -> str:
-        left = len(self._to_visit) + len(self._queue)
-        return f"SaveWalk({self.num_pages} pages so far, {left} nodes left)"
+        return f"SaveWalk({self.num_pages} pages so far, {len(self._found) - self._next} nodes left)"
