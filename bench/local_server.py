@@ -18,8 +18,9 @@ from typing import IO
 from tqdm import tqdm
 
 from bench.environment import ROOT
-from srt.core.config import Config, flag
+from srt.core.config import Config
 from srt.core.errors import EngineFailure
+from srt.core.option import flag
 
 READY = re.compile(r" is ready on (http://\S+)")
 POLL_SECONDS = 0.1

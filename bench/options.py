@@ -22,8 +22,9 @@ from bench.workloads import (
     quick,
     sizes_of,
 )
-from srt.core.config import Config, flag
+from srt.core.config import Config
 from srt.core.errors import ConfigError
+from srt.core.option import flag
 from srt.server.arguments import add_options, parse_config
 
 DEFAULT_DATASET = "random"

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench.vocabulary import TokenIds, Vocabulary
-from srt.core.config import flag, option
 from srt.core.errors import ConfigError
+from srt.core.option import flag, option
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from control_loop.pause import Pause
 from control_loop.req import Req
 from control_loop.scheduler import Scheduler
 from control_loop.timeouts import Timeouts
+from control_loop.tree_feed import TreeFeed
 from control_loop.tree_guide import TreeGuide
+from radix_cache.journal import JournaledCache
 from srt.core.config import Config
 from srt.core.errors import Aborted, QueueFull, TwinloopError
 from srt.core.messages import (
@@ -74,6 +76,8 @@ class ControlLoop:
         self._flush = CacheFlush(parts, lambda: self._pause.mode is not None)
         self._saver = CacheSaver(parts, saving, lambda: not self._flush.is_draining)
         self._timeouts = Timeouts(config.schedule, parts)
+        cache = parts.manager.cache
+        self._feed = TreeFeed(cache, port) if isinstance(cache, JournaledCache) else None
         self._live: dict[int, Req] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             TokenizedReq: self._accept,
@@ -169,6 +173,8 @@ class ControlLoop:
 
     def deliver(self) -> None:
         """Sends what the pass has to say to clients: after its commands, so that compute goes on meanwhile."""
+        if self._feed is not None:
+            self._feed.deliver()
         output = self._outbox.take()
         if output is None:
             return

@@ -14,6 +14,7 @@ from control_loop.output_processor import OutputProcessor
 from control_loop.slots import SlotTable
 from control_loop.waiting_queue import WaitingQueue
 from mem_pool.page_allocator import PageAllocator
+from radix_cache.journal import JournaledCache
 from radix_cache.radix_cache import RadixCache
 from srt.core.config import Config
 from srt.core.port import ControlPort
@@ -61,7 +62,8 @@ class LoopParts:
         """All parts, connected; nothing is in them yet."""
         page_size = config.cache.page_size
         slots = SlotTable(config.schedule.max_running_requests, limits.context_length, page_size)
-        cache = RadixCache(page_size, config.cache.eviction_policy, enabled=config.cache.radix_cache)
+        kind = RadixCache if config.events.kv_events is None else JournaledCache
+        cache = kind(page_size, config.cache.eviction_policy, enabled=config.cache.radix_cache)
         manager = CacheManager(cache, PageAllocator(num_pages), slots)
         waiting = WaitingQueue(config.schedule.max_queued_requests)
         commands, outbox, counters = CommandSender(links.commands), Outbox(), Counters()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from srt.cli import COMMANDS
-from srt.core.config import Config, flag
+from srt.core.config import Config
+from srt.core.option import flag
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "DECISIONS.md"}

@@ -6,47 +6,18 @@ here is read at import; a `Config` is made once by the command line or by `Engin
 
 from __future__ import annotations
 
-import math
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from srt.core.errors import ConfigError
+from srt.core.event_options import EventOptions
+from srt.core.option import ANY, COUNT, NOT_NEGATIVE, POSITIVE, Range, flag, option
 
 Overlap = Literal["auto", "on", "off"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Policy = Literal["fcfs", "lpm", "dfs-weight", "lof", "shortest-prefill-first", "random", "priority"]
 Eviction = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The numbers that an option may be: from `least` (or only above it) to `most`. NaN is in no range."""
-
-    least: float = -math.inf
-    most: float = math.inf
-    above: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        return (self.least < value if self.above else self.least <= value) and value <= self.most
-
-    def __str__(self) -> str:
-        if self.most == math.inf:
-            return f"be {'more than' if self.above else 'at least'} {self.least:g}"
-        return f"lie in {'(' if self.above else '['}{self.least:g}, {self.most:g}]"
-
-
-ANY = Range()
-NOT_NEGATIVE = Range(0)
-POSITIVE = Range(0, above=True)
-COUNT = Range(1)
-
-
-def option(default: Any, text: str, *, unit: str = "", metavar: str = "", allowed: Range = ANY) -> Any:
-    """A dataclass field that is also a command-line option: ``snake_case`` becomes ``--kebab-case``."""
-    return field(
-        default=default, metadata={"help": text, "unit": unit, "metavar": metavar, "allowed": allowed}
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +169,7 @@ class Config:
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    events: EventOptions = field(default_factory=EventOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
 
     @classmethod
@@ -249,15 +221,11 @@ class Config:
             )
         if cache.cache_dir is not None and not cache.radix_cache:
             raise ConfigError("--cache-dir needs the radix cache: leave out --no-radix-cache")
+        self.events.check(cache.radix_cache)
         if cache.max_total_tokens is not None and cache.max_total_tokens < cache.page_size:
             raise ConfigError(
                 f"--max-total-tokens {cache.max_total_tokens} is less than one page of {cache.page_size} tokens"
             )
-
-
-def flag(name: str) -> str:
-    """The command-line spelling of an option's name."""
-    return "--" + name.replace("_", "-")
 
 
 def choices_of(annotation: object) -> tuple[str, ...] | None:

@@ -2,8 +2,8 @@
 
 * client -> control: `TokenizedReq`, `AbortReq`, and questions of operators: `FlushReq`, `StatsReq`, `PauseReq`,
   `ContinueReq`, `TreeViewReq`, `SaveReq`
-* control -> client: `EngineReady`, `Accepted`, `Refused`, `TokenOutput`, a reply to each question, `Heartbeat`,
-  `EngineDied`
+* control -> client: `EngineReady`, `Accepted`, `Refused`, `TokenOutput`, `TreeChanges`, a reply to each question,
+  `Heartbeat`, `EngineDied`
 
 The two loops talk in `srt.core.step_messages`. Arrays are columns: element i of each column of a message speaks of
 the same row. Nobody writes to an array after it was put into a message. A request is named by `key` (unique for the
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from srt.core.errors import ErrorInfo
 from srt.core.sampling_params import SamplingParams
-from srt.core.tree_messages import TreeViewReply, TreeViewReq
+from srt.core.tree_messages import TreeChanges, TreeViewReply, TreeViewReq
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -266,4 +266,4 @@ class EngineDied:
 
 Reply = FlushReply | StatsReply | PauseReply | ContinueReply | TreeViewReply | SaveReply
 
-EngineMessage = EngineReady | Accepted | Refused | TokenOutput | Reply | Heartbeat | EngineDied
+EngineMessage = EngineReady | Accepted | Refused | TokenOutput | TreeChanges | Reply | Heartbeat | EngineDied

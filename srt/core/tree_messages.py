@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -50,3 +51,29 @@ class TreeViewReply:
     namespaces: tuple[str | None, ...]
     head_offsets: Int32Array
     head_ids: Int32Array
+
+
+ChangeKind = Literal["stored", "removed", "cleared"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeChange:
+    """One change of the tree; a page is named by its id, which is unique as long as the page is in the tree.
+
+    * stored: `pages` with `token_ids`, a page after the other, follow `parent_page` (-1: they begin a sequence)
+    * removed: `pages` have left
+    * cleared: all have left
+    """
+
+    kind: ChangeKind
+    pages: Int32Array
+    token_ids: Int32Array
+    parent_page: int = -1
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeChanges:
+    """All changes of the tree since the last message of this kind, in their order."""
+
+    changes: tuple[TreeChange, ...]

@@ -69,6 +69,12 @@ async def in_time(answer: Coroutine[Any, Any, AnswerT]) -> AnswerT:
         raise Unavailable(f"the engine did not answer within {ANSWER_SECONDS:g} s") from None
 
 
+def describe_events(frontend: Frontend) -> dict[str, Any] | None:
+    if frontend.events is None:
+        return None
+    return frontend.events.describe(frontend.replay.address if frontend.replay is not None else None)
+
+
 async def describe(frontend: Frontend) -> dict[str, Any]:
     """The server as /server_info and `Engine.server_info` show it. `stats` is null while there is no engine."""
     try:
@@ -81,6 +87,7 @@ async def describe(frontend: Frontend) -> dict[str, Any]:
         "state": frontend.client.state,
         "model": frontend.model_name,
         "max_total_num_tokens": ready.max_total_tokens if ready is not None else None,
+        "kv_events": describe_events(frontend),
         "engine": asdict(ready) if ready is not None else None,
         "stats": asdict(stats) if stats is not None else None,
         "config": asdict(frontend.config),

@@ -8,7 +8,8 @@ from dataclasses import MISSING, Field, fields
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from srt.core.config import Config, choices_of, flag
+from srt.core.config import Config, choices_of
+from srt.core.option import flag
 
 ALL_GROUPS = tuple(group.name for group in fields(Config))
 METAVARS = {int: "N", float: "X", str: "TEXT"}

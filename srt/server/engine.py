@@ -220,6 +220,7 @@ class Engine:
         # Why an engine ended was told to its requests; here it only has to be over.
         assert self._running is not None
         await asyncio.gather(self._running, return_exceptions=True)
+        await self._frontend.close()
 
     async def _generate(self, body: GenerateBody) -> Answer | list[Answer]:
         call = await prepare(self._frontend, body)

@@ -25,7 +25,9 @@ from srt.core.messages import (
     TokenOutput,
 )
 from srt.core.sampling_params import SamplingParams
+from srt.core.tree_messages import TreeChanges
 from srt.server.ipc import Link
+from srt.server.kv_events import KvEventPublisher
 from srt.server.metrics import ServerMetrics
 from srt.server.placement import COMMON, Placement
 from srt.server.streams import Replies, Stream, StreamGroup
@@ -44,8 +46,11 @@ class EngineClient:
         ready: what the last engine announced.
     """
 
-    def __init__(self, metrics: ServerMetrics, max_unsent_tokens: int) -> None:
+    def __init__(
+        self, metrics: ServerMetrics, max_unsent_tokens: int, events: KvEventPublisher | None = None
+    ) -> None:
         self._metrics = metrics
+        self._events = events
         self._max_unsent_tokens = max_unsent_tokens
         self._keys = itertools.count(1)
         self._link: Link | None = None
@@ -61,6 +66,7 @@ class EngineClient:
             Accepted: self._on_accepted,
             Refused: self._on_refused,
             TokenOutput: self._on_output,
+            TreeChanges: self._on_tree_changes,
             **dict.fromkeys(get_args(Reply), self._on_reply),
         }
         self.ready: EngineReady | None = None
@@ -100,6 +106,8 @@ class EngineClient:
             else:
                 self._refuse(stream, error.info())
         self._replies.fail(error)
+        if self._events is not None:
+            self._events.clear()
 
     async def wait_ready(self) -> EngineReady:
         """Waits until an engine can serve for the first time; what it announced."""
@@ -235,6 +243,10 @@ class EngineClient:
                 self._end(stream, finish.reason, finish.num_retractions)
             elif stream.num_unread > self._max_unsent_tokens:
                 self._end_stalled(stream)
+
+    def _on_tree_changes(self, message: TreeChanges) -> None:
+        if self._events is not None:
+            self._events.apply(message)
 
     def _on_reply(self, message: Reply) -> None:
         self._replies.answer(message.key, message)

@@ -13,6 +13,8 @@ from srt.core.errors import InvalidRequest, ModelNotFound
 from srt.server.chat_template import ChatTemplate
 from srt.server.engine_client import EngineClient
 from srt.server.generation import Generation, Prompt
+from srt.server.kv_events import KvEventPublisher
+from srt.server.kv_replay import KvReplay, open_events
 from srt.server.metrics import ServerMetrics
 from srt.server.placement import Placement
 from srt.server.requests import PromptBuilder
@@ -24,6 +26,7 @@ class Frontend:
     """Thread: event loop. Made once at start, handed to the surfaces; its parts have their own state.
 
     Attributes:
+        events, replay: with --kv-events and --kv-events-replay.
         model_name: what the model is called in answers.
         created: start of the server, in Unix seconds.
     """
@@ -35,6 +38,8 @@ class Frontend:
     client: EngineClient
     metrics: ServerMetrics
     prompts: PromptBuilder
+    events: KvEventPublisher | None = None
+    replay: KvReplay | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -43,22 +48,33 @@ class Frontend:
 
         Raises:
             ModelError: the tokenizer is broken or not supported.
-            ConfigError: the file of --chat-template is.
+            ConfigError: the file of --chat-template is, or an address of --kv-events cannot be used.
         """
         model_name = config.model.served_model_name or files.name
         tokenizer = Tokenizer.load(files)
         template = Path(config.model.chat_template) if config.model.chat_template else None
         metrics = ServerMetrics(model_name)
-        client = EngineClient(metrics, config.schedule.max_unsent_tokens)
+        chat_template = ChatTemplate.for_tokenizer(tokenizer, template)
+        events, replay = open_events(config)
+        client = EngineClient(metrics, config.schedule.max_unsent_tokens, events)
         return cls(
             config=config,
             model_name=model_name,
             tokenizer=tokenizer,
-            chat_template=ChatTemplate.for_tokenizer(tokenizer, template),
+            chat_template=chat_template,
             client=client,
             metrics=metrics,
             prompts=PromptBuilder(client, tokenizer),
+            events=events,
+            replay=replay,
         )
+
+    async def close(self) -> None:
+        """Gives back the addresses of --kv-events, when there is no engine any more."""
+        if self.replay is not None:
+            await self.replay.close()
+        if self.events is not None:
+            self.events.close()
 
     def generation(self, prompts: Sequence[Prompt], placement: Placement) -> Generation:
         """All choices of one request, not sent yet.

@@ -74,6 +74,8 @@ async def serve(config: Config, listening: socket.socket) -> None:
         listener.stop()
         await http
         await supervisor.stop()
+        await asyncio.wait((engine,))
+        await frontend.close()
     await engine
 
 

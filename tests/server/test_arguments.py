@@ -4,8 +4,9 @@ from dataclasses import fields
 
 import pytest
 
-from srt.core.config import Config, flag
+from srt.core.config import Config
 from srt.core.errors import ConfigError
+from srt.core.option import flag
 from srt.server.arguments import parse_config, serve_parser
 from srt.server.generate_command import generate_parser
 

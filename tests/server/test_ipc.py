@@ -38,7 +38,7 @@ from srt.core.messages import (
 )
 from srt.core.queues import Doorbell
 from srt.core.sampling_params import SamplingParams
-from srt.core.tree_messages import TreeViewReply, TreeViewReq
+from srt.core.tree_messages import TreeChange, TreeChanges, TreeViewReply, TreeViewReq
 from srt.server.ipc import ENGINE_HIGH_WATER, EngineSocket, Message, ZmqLink, ZmqPort, decode, encode
 
 ERROR = ErrorInfo("queue_full", 503, "the queue has 4 of 4", retryable=True, field=None)
@@ -74,6 +74,13 @@ EXAMPLES: list[Message] = [
         ),
     ),
     TokenOutput(np.empty(0, np.int64), np.zeros(1, np.int32), np.empty(0, np.int32), np.empty(0, np.int32)),
+    TreeChanges(
+        (
+            TreeChange("stored", np.array([3, 4], np.int32), np.array([7, 8, 9, 10], np.int32), 2, "tenant"),
+            TreeChange("removed", np.array([4], np.int32), np.empty(0, np.int32)),
+            TreeChange("cleared", np.empty(0, np.int32), np.empty(0, np.int32)),
+        )
+    ),
     FlushReply(8, 100),
     FlushReply(8, error=ERROR),
     StatsReply(9, EngineStats(num_running_reqs=3, device_busy_seconds_total=0.25)),
