@@ -79,7 +79,8 @@ class Walk:
         pending = self.rng.choice((None, self.command))
         if self.rng.random() < 0.5:
             found = self.cache.insert_and_lock(key_of(tokens, namespace), pages, pending)
-            self.held.append(found.node)
+            if found.num_taken:  # otherwise there is no new lock
+                self.held.append(found.node)
         else:
             found = self.cache.insert(key_of(tokens, namespace), pages, pending)
         first = found.num_present // self.cache.page_size
