@@ -26,7 +26,9 @@ class Router:
 
     def __init__(self, server: ServerProcess, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.server = server
-        self.replica = Replica(16)
+        self.replica = Replica(
+            16, next_number=0
+        )  # what was said before it subscribed is missed, and asked for
         events = self.events()
         self.subscription = context.socket(zmq.SUB)
         self.subscription.subscribe(b"")

@@ -20,6 +20,7 @@ from tests.radix_cache.model import contents, key_of
 
 KEEPS_THE_PAGES = {
     *("check_integrity", "cursor", "lock", "match_and_lock", "match_length", "match_lengths", "match_prefix"),
+    "move_lock",
     *("settle", "snapshot", "stats", "unlock"),
 }
 """Methods after which the tree has the pages that it had."""
