@@ -21,6 +21,9 @@ class Bench:
 
 BENCHES = {
     "serving": Bench("bench.serving", "drive a server over HTTP: throughput, TTFT, ITL, cache hits"),
+    "radix": Bench(
+        "bench.radix", "time the prefix cache alone: match, insert, evict, and how long its lock is held"
+    ),
     "control": Bench("bench.control", "time a pass of the control loop, by how many requests run and wait"),
     "long-prompt": Bench("bench.long_prompt", "the gap between tokens while a long prompt is computed"),
     "offline": Bench("bench.offline", "answer a list of prompts with the Python API: tokens per second"),

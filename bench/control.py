@@ -8,13 +8,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from bench.environment import Environment
-from bench.report import Distribution, Errors, Figure, Report, check_writable, publish
+from bench.outputs import add_outputs, check_outputs, publish
+from bench.report import Distribution, Errors, Figure, Report
 from bench.summary import Summary
 from compute_loop.loop import ComputeLoop
 from compute_loop.runner.simulated import DeviceModel, SimulatedRunner
@@ -133,9 +133,9 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: an option is not right.
     """
     arguments = parser().parse_args(argv)
-    check_writable(arguments.json)
+    check_outputs(arguments)
     report = measure(options_of(arguments), Environment.here())
-    return publish(report, arguments.json)
+    return publish(report, arguments)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -161,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--seed", type=int, default=0, metavar="N", help="the same seed asks the same (default: 0)"
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    add_outputs(made)
     return made
 
 

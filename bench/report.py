@@ -150,7 +150,7 @@ def publish(report: Report, json_path: Path | None) -> int:
     return 1 if report.errors.total else 0
 
 
-def check_writable(path: Path | None) -> None:
+def check_writable(path: Path | None, option: str = "--json") -> None:
     """Finds out before a long run whether its results can be written.
 
     Raises:
@@ -166,7 +166,7 @@ def check_writable(path: Path | None) -> None:
             path.unlink()
     except OSError as error:
         raise ConfigError(
-            f"--json {path} cannot be written: {error.strerror}; name a file in an existing folder of yours"
+            f"{option} {path} cannot be written: {error.strerror}; name a file in an existing folder of yours"
         ) from error
 
 

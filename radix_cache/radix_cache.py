@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from threading import Lock
 
 import numpy as np
@@ -26,15 +27,22 @@ class RadixCache:
     A node from a `Match` or an `Insertion` that is not locked is good until the next call that may evict.
     """
 
-    def __init__(self, page_size: int = 16, eviction_policy: str = "lru", enabled: bool = True) -> None:
+    def __init__(
+        self,
+        page_size: int = 16,
+        eviction_policy: str = "lru",
+        enabled: bool = True,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
         """`page_size` in tokens; `eviction_policy` is a name in `EVICTION_POLICIES`.
 
-        With `enabled=False` nothing is ever found or taken, and all else works on the empty tree.
+        With `enabled=False` nothing is ever found or taken, and all else works on the empty tree. `lock` takes the
+        place of a lock of its own, for who wants to see how long it is held.
 
         Raises:
             ValueError: `page_size` is below 1, or the policy is unknown.
         """
-        self._lock = Lock()
+        self._lock: AbstractContextManager[object] = Lock() if lock is None else lock
         self._tree = RadixTree(page_size, find_eviction_policy(eviction_policy))
         self._eviction_policy = eviction_policy
         self._enabled = enabled
