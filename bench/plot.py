@@ -28,7 +28,7 @@ def check_plot(path: Path) -> None:
             f"--plot {path} has the ending {path.suffix!r}, it must be one of {', '.join(FORMATS)}"
         )
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'twinloop[plot]'")
+        raise ConfigError("--plot needs matplotlib, which is not installed: pip install matplotlib")
     check_writable(path, "--plot")
 
 
