@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 from pathlib import Path
 
-from bench.plot import check_plot, save_plot
 from bench.report import Report, check_writable
 from bench.report import publish as publish_table
+from srt.core.errors import ConfigError
+
+PLOT_FORMATS = (".png", ".svg", ".pdf")
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +30,22 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     """
     check_writable(arguments.json)
     if arguments.plot is not None:
-        check_plot(arguments.plot)
+        _check_plot(arguments.plot)
 
 
 def publish(report: Report, arguments: argparse.Namespace) -> int:
     """Prints the table and writes the files; the exit code: 1 if a request failed."""
     code = publish_table(report, arguments.json)
     if arguments.plot is not None:
-        save_plot(report, arguments.plot)
+        importlib.import_module("bench.plot").save_plot(report, arguments.plot)  # matplotlib is an extra
     return code
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix not in PLOT_FORMATS:
+        raise ConfigError(
+            f"--plot {path} has the ending {path.suffix!r}, it must be one of {', '.join(PLOT_FORMATS)}"
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib, which is not installed: pip install matplotlib")
+    check_writable(path, "--plot")

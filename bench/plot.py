@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bench.report import Distribution, Report, check_writable
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from bench.report import Distribution, Report
 from bench.summary import Summary
-from srt.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-FORMATS = (".png", ".svg", ".pdf")
 ROW_INCHES, FRAME_INCHES, WIDTH_INCHES = 0.34, 1.1, 9.0
 COLOR, FAINT = "#1f6f8b", "#9fb8c2"
 
 
-def check_plot(path: Path) -> None:
-    """Raises:
-    ConfigError: there is nothing to draw with, or the file has another ending or cannot be written.
-    """
-    if path.suffix not in FORMATS:
-        raise ConfigError(
-            f"--plot {path} has the ending {path.suffix!r}, it must be one of {', '.join(FORMATS)}"
-        )
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed: pip install matplotlib")
-    check_writable(path, "--plot")
-
-
 def save_plot(report: Report, path: Path) -> None:
     """Writes the picture. Times are on a logarithmic axis: what is compared lies far apart."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     drawn = [item for item in report.distributions if item.summary is not None]
     groups = [(unit, list(items)) for unit, items in groupby(drawn, key=lambda item: item.unit)]
     heights = [len(items) * ROW_INCHES + FRAME_INCHES for _, items in groups]

@@ -25,7 +25,7 @@ ENDINGS = (".py", ".md", ".toml", ".txt", ".cpp", ".cu")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 FENCED = re.compile(r"^```(?:bash|sh|console|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
-COMMAND = re.compile(r"\btwinloop ([a-z]+)(?: ([a-z]+))?")
+COMMAND = re.compile(r"\btwinloop ([a-z]+)(?: ([a-z][a-z-]*))?")
 """A command and the word after it, which names a bench where the command is ``bench``."""
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
 

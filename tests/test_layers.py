@@ -46,6 +46,7 @@ BACKENDS = ("compute_loop.attention", "compute_loop.kernels", "compute_loop.runn
 LAZY_TABLES = {
     "srt.cli": "a command is imported when it runs",
     "bench.command": "a bench is imported when it runs",
+    "bench.outputs": "pictures are drawn with an extra, which is not always there",
     "srt.server.engine": "the engine in this process, which loads torch, or the supervisor of another, which does not",
 }
 """The modules that import by name, and why: each from a table of its own."""
