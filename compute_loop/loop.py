@@ -234,8 +234,11 @@ class ComputeLoop:
         self.stopped = isinstance(command, Shutdown)
 
     def _apply_copy(self, command: Command) -> None:
-        """Steps in flight touch none of the pages, so that it need not wait for them."""
+        """Steps in flight read what is copied out at most. A page of the pool that is copied to was freed a moment
+        ago: a row that has run once too often may still write there, so that these steps end first."""
         assert isinstance(command, CopyPages)
+        if not command.to_host:
+            self.finish(keep=0)
         self._runner.copy_pages(command.src, command.dst, command.to_host)
         self._copied.append(command.seq)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from control_loop.host_tier import HostTier
 from control_loop.req import Req
 from control_loop.slots import SlotTable
 from mem_pool.page_allocator import PageAllocator
@@ -26,9 +27,16 @@ class CacheManager:
     was published. Compute keeps reading ours, so it stays private until `release`.
     """
 
-    def __init__(self, cache: RadixCache, allocator: PageAllocator, slots: SlotTable) -> None:
+    def __init__(
+        self,
+        cache: RadixCache,
+        allocator: PageAllocator,
+        slots: SlotTable,
+        tier: HostTier | None = None,
+    ) -> None:
         self.cache = cache
         self.allocator = allocator
+        self.tier = tier
         self._slots = slots
         self._page_size = slots.page_size
         self._nodes: list[TreeNode] = [cache.root] * (slots.num_slots + 1)
@@ -51,6 +59,8 @@ class CacheManager:
                 return None
             evicted = self.cache.evict(short)
             self.evicted_pages += len(evicted)
+            if self.tier is not None:
+                self.tier.keep(evicted)
             self.allocator.free(evicted)
         return self.allocator.alloc(count)
 
@@ -100,7 +110,26 @@ class CacheManager:
         self._slots.num_pages[slot] = cached
         self.extend(slot, pages)
         self._slots.kv_len[slot] = self._slots.scheduled[slot] = match.num_tokens
+        if self.tier is not None:
+            self._bring_back(self.tier, slot, req.radix_key)
         return True
+
+    def _bring_back(self, tier: HostTier, slot: int, key: RadixKey) -> None:
+        """Fills the first reserved pages of a new lease from host memory, and enters them into the tree.
+
+        ::
+
+            [0 ..... match)[match ........... found)[found ..........
+             tree's         reserved, and now copied  reserved, to be
+             before         to: the tree's, pending   computed
+        """
+        cached = int(self._slots.scheduled[slot]) // self._page_size
+        host_pages = tier.find(key, cached)
+        if len(host_pages):
+            whole = cached + len(host_pages)
+            seq = tier.bring_back(host_pages, self._slots.pages[slot, cached:whole].copy())
+            self._slots.kv_len[slot] = self._slots.scheduled[slot] = whole * self._page_size
+            self.publish(slot, whole * self._page_size, seq)
 
     def extend(self, slot: int, pages: Int32Array) -> None:
         """Adds pages of our own to the end of a lease."""
@@ -174,6 +203,8 @@ class CacheManager:
         """Empties the tree; nothing may be locked. Returns the pages freed."""
         pages = self.cache.clear()
         self.allocator.free(pages)
+        if self.tier is not None:
+            self.tier.clear()
         return len(pages)
 
     def _offer(self, slot: int, valid: int) -> None:

@@ -57,5 +57,7 @@ def snapshot(
         num_slots_in_use=slots.num_in_use,
         is_paused=is_paused,
         evicted_tokens_total=manager.evicted_pages * page_size,
+        num_host_tokens=0 if manager.tier is None else manager.tier.num_pages * page_size,
+        host_hit_tokens_total=0 if manager.tier is None else manager.tier.hit_pages * page_size,
         **sums,
     )

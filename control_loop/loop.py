@@ -19,6 +19,7 @@ from control_loop.scheduler import Scheduler
 from control_loop.timeouts import Timeouts
 from control_loop.tree_feed import TreeFeed
 from control_loop.tree_guide import TreeGuide
+from radix_cache.host_index import HostIndex
 from radix_cache.journal import JournaledCache
 from srt.core.config import Config
 from srt.core.errors import Aborted, QueueFull, TwinloopError
@@ -61,13 +62,14 @@ class ControlLoop:
         links: LoopLinks,
         clock: Callable[[], float] = time.monotonic,
         saving: SaveLinks | None = None,
+        host_index: HostIndex | None = None,
     ) -> None:
         self._limits = limits
         self._port = port
         self._links = links
         self._clock = clock
         self._collector = Collector()
-        parts = LoopParts.build(config, limits, num_pages, port, links, clock)
+        parts = LoopParts.build(config, limits, num_pages, port, links, clock, host_index)
         self._slots, self._waiting, self._manager = parts.slots, parts.waiting, parts.manager
         self._commands, self._outputs, self._counters = parts.commands, parts.outputs, parts.counters
         self._outbox = parts.outbox
@@ -76,8 +78,10 @@ class ControlLoop:
         self._flush = CacheFlush(parts, lambda: self._pause.mode is not None)
         self._saver = CacheSaver(parts, saving, lambda: not self._flush.is_draining)
         self._timeouts = Timeouts(config.schedule, parts)
-        cache = parts.manager.cache
-        self._feed = TreeFeed(cache, port) if isinstance(cache, JournaledCache) else None
+        self._feed = None
+        if config.events.kv_events is not None:
+            assert isinstance(parts.manager.cache, JournaledCache)
+            self._feed = TreeFeed(parts.manager.cache, port)
         self._live: dict[int, Req] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             TokenizedReq: self._accept,

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from control_loop.cache_manager import CacheManager
 from control_loop.commands import CommandSender
 from control_loop.counters import Counters
+from control_loop.host_tier import HostTier
 from control_loop.intake import Limits
 from control_loop.outbox import Outbox
 from control_loop.output_processor import OutputProcessor
 from control_loop.slots import SlotTable
 from control_loop.waiting_queue import WaitingQueue
 from mem_pool.page_allocator import PageAllocator
+from radix_cache.host_index import HostIndex
 from radix_cache.journal import JournaledCache
 from radix_cache.radix_cache import RadixCache
 from srt.core.config import Config
@@ -58,15 +60,21 @@ class LoopParts:
         port: ControlPort,
         links: LoopLinks,
         clock: Callable[[], float],
+        host_index: HostIndex | None = None,
     ) -> LoopParts:
         """All parts, connected; nothing is in them yet."""
         page_size = config.cache.page_size
         slots = SlotTable(config.schedule.max_running_requests, limits.context_length, page_size)
-        kind = RadixCache if config.events.kv_events is None else JournaledCache
+        has_journal = config.events.kv_events is not None or host_index is not None
+        kind = JournaledCache if has_journal else RadixCache
         cache = kind(page_size, config.cache.eviction_policy, enabled=config.cache.radix_cache)
-        manager = CacheManager(cache, PageAllocator(num_pages), slots)
+        commands = CommandSender(links.commands)
+        tier = None
+        if host_index is not None and isinstance(cache, JournaledCache):
+            tier = HostTier(cache, commands, host_index)
+        manager = CacheManager(cache, PageAllocator(num_pages), slots, tier)
         waiting = WaitingQueue(config.schedule.max_queued_requests)
-        commands, outbox, counters = CommandSender(links.commands), Outbox(), Counters()
+        outbox, counters = Outbox(), Counters()
         outputs = OutputProcessor(manager, slots, waiting, commands, outbox, counters, clock)
         return cls(port, commands, manager, slots, waiting, outbox, outputs, counters, clock)
 

@@ -19,11 +19,11 @@ class TreeFeed:
     """
 
     def __init__(self, cache: JournaledCache, port: ControlPort) -> None:
-        self._cache = cache
+        self._journal = cache.open_journal()
         self._port = port
 
     def deliver(self) -> None:
-        journal = self._cache.drain()
+        journal = self._journal.drain()
         if journal:
             self._port.send(TreeChanges(tuple(map(to_message, journal))))
 

@@ -45,6 +45,21 @@ class Cleared:
 Change = Stored | Removed | Cleared
 
 
+class Journal:
+    """Thread: control. What has changed since its reader looked last. Each reader has its own."""
+
+    def __init__(self) -> None:
+        self._changes: list[Change] = []
+
+    def append(self, change: Change) -> None:
+        self._changes.append(change)
+
+    def drain(self) -> list[Change]:
+        """What has changed since the last call, in its order."""
+        changes, self._changes = self._changes, []
+        return changes
+
+
 class JournaledCache(RadixCache):
     """Thread: control. A page is in the tree once at most, so that its id names it for as long as it is there.
 
@@ -54,12 +69,12 @@ class JournaledCache(RadixCache):
 
     def __init__(self, page_size: int = 16, eviction_policy: str = "lru", enabled: bool = True) -> None:
         super().__init__(page_size, eviction_policy, enabled)
-        self._journal: list[Change] = []
+        self._journals: list[Journal] = []
 
-    def drain(self) -> list[Change]:
-        """What has changed since the last call, in its order."""
-        journal, self._journal = self._journal, []
-        return journal
+    def open_journal(self) -> Journal:
+        """For a reader who sees everything from now on; it must be drained for as long as the cache lives."""
+        self._journals.append(Journal())
+        return self._journals[-1]
 
     def insert(
         self,
@@ -88,7 +103,7 @@ class JournaledCache(RadixCache):
 
     def clear(self) -> npt.NDArray[np.int32]:
         pages = super().clear()
-        self._journal.append(Cleared())
+        self._write(Cleared())
         return pages
 
     def _stored(self, insertion: Insertion, key: RadixKey) -> Insertion:
@@ -97,10 +112,14 @@ class JournaledCache(RadixCache):
         if insertion.num_taken and node.parent is not None:
             before = node.parent.pages[-PAGE_ID_BYTES:]
             parent_page = int.from_bytes(before, sys.byteorder) if before else NO_PAGE
-            self._journal.append(Stored(parent_page, key.namespace, node.tokens, node.pages))
+            self._write(Stored(parent_page, key.namespace, node.tokens, node.pages))
         return insertion
 
     def _removed(self, pages: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         if len(pages):
-            self._journal.append(Removed(pages))
+            self._write(Removed(pages))
         return pages
+
+    def _write(self, change: Change) -> None:
+        for journal in self._journals:
+            journal.append(change)

@@ -18,6 +18,7 @@ from compute_loop.runner.hash_model import HashRunner, generate
 from control_loop.intake import Limits
 from control_loop.loop import ControlLoop
 from control_loop.parts import LoopLinks
+from radix_cache.host_index import HostIndex
 from srt.core.cache_identity import CacheIdentity
 from srt.core.config import Config
 from srt.core.loop_thread import Loop
@@ -70,7 +71,7 @@ def open_store(config: Config, runner: HashRunner, links: LoopLinks) -> CacheSto
     identity = CacheIdentity(
         "test", "hash", "none", "int64", "tokens", 1, 1, 1, page_size, page_size * 8, sys.byteorder
     )
-    pages = runner.host.view(np.uint8)
+    pages = runner.host[: 2 * BUFFER_PAGES].view(np.uint8)
     return CacheStore(config.cache.cache_dir, config.cache.cache_dir_gb, identity, pages, links.doorbell)
 
 
@@ -100,6 +101,7 @@ class Rig:
         runner: Runner[Any] | None = None,
         eos: int = EOS,
         clock: Callable[[], float] = time.monotonic,
+        num_host_pages: int = 0,
         **options: object,
     ) -> None:
         self.config = Config.from_flat(
@@ -124,13 +126,20 @@ class Rig:
             vocab,
             asynchronous,
             fault,
-            num_host_pages=2 * BUFFER_PAGES,
+            num_host_pages=2 * BUFFER_PAGES + num_host_pages,
         )
         limits = Limits(vocab, context, num_pages * page_size, frozenset({eos}))
         self.store = open_store(self.config, self.runner, self.links)
         saving = self.store.links if self.store is not None else None
         self.control = ControlLoop(
-            self.config, limits, num_pages, self.port, self.links, clock, saving=saving
+            self.config,
+            limits,
+            num_pages,
+            self.port,
+            self.links,
+            clock,
+            saving=saving,
+            host_index=HostIndex(2 * BUFFER_PAGES, num_host_pages) if num_host_pages else None,
         )
         self.restored = 0
         if self.store is not None:

@@ -235,6 +235,8 @@ class EngineStats:
     generation_tokens_total: int = 0
     prefill_chunks_total: int = 0
     evicted_tokens_total: int = 0
+    num_host_tokens: int = 0
+    host_hit_tokens_total: int = 0
     retracted_total: int = 0
     preempted_total: int = 0
     parked_rows_total: int = 0

@@ -53,6 +53,7 @@ class Walk:
     def __init__(self, seed: int, page_size: int, policy: str) -> None:
         self.rng = random.Random(seed)
         self.cache = JournaledCache(page_size, policy)
+        self.journal = self.cache.open_journal()
         self.free = list(range(40))
         self.held: list[TreeNode] = []
         self.command = 0
@@ -123,7 +124,7 @@ def test_a_ledger_that_follows_the_journal_has_the_pages_of_the_tree(page_size: 
         for turn in range(150):
             walk.step()
             if turn % 3 == 2:
-                journal = walk.cache.drain()
+                journal = walk.journal.drain()
                 kinds |= {type(change) for change in journal}
                 follow(ledger, journal)
                 blocks = ledger.blocks()
@@ -135,7 +136,7 @@ def test_a_ledger_that_follows_the_journal_has_the_pages_of_the_tree(page_size: 
                     for place, block in enumerate(blocks)
                     if block.parent is not None
                 )
-        assert walk.cache.drain() == []
+        assert walk.journal.drain() == []
         walk.cache.check_integrity()
     assert kinds == {Stored, Removed, Cleared}
 
@@ -150,22 +151,24 @@ def test_every_method_that_changes_the_pages_is_journaled() -> None:
 
 def test_what_changes_no_page_is_not_written_down() -> None:
     cache = JournaledCache(page_size=2)
+    journal = cache.open_journal()
     pages = np.arange(10, dtype=np.int32)
     cache.insert(key_of((1, 2, 3, 4)), pages)
-    (stored,) = cache.drain()
+    (stored,) = journal.drain()
     assert stored == Stored(-1, None, key_of((1, 2, 3, 4)).data, pages[:2].tobytes())
     cache.match_prefix(key_of((1, 2, 9)))  # a split
     cache.insert(key_of((1, 2, 3, 4, 5)), pages)  # nothing new
     cache.insert(key_of((7,)), pages)  # less than a page
     cache.evict(0)
-    assert cache.drain() == []
+    assert journal.drain() == []
     cache.insert(key_of((1, 2, 3, 4, 5, 6)), pages)
-    (stored,) = cache.drain()
+    (stored,) = journal.drain()
     assert isinstance(stored, Stored)
     assert (stored.parent_page, stored.pages) == (1, pages[2:3].tobytes())
     off = JournaledCache(page_size=2, enabled=False)
+    journal = off.open_journal()
     off.insert(key_of((1, 2)), pages)
-    assert off.drain() == []
+    assert journal.drain() == []
 
 
 def test_a_ledger_refuses_what_does_not_fit() -> None:
