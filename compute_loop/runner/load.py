@@ -16,7 +16,7 @@ from compute_loop.models.registry import build_program
 from compute_loop.models.weights import load_weights
 from compute_loop.runner.eager import EagerRunner
 from compute_loop.runner.executor import ProgramExecutor
-from mem_pool.device import free_memory, has_native_bfloat16, return_freed_memory
+from mem_pool.device import free_memory, has_native_bfloat16, read_cpu_free, return_freed_memory
 from mem_pool.host_pool import HostPool
 from mem_pool.kv_format import KVFormat
 from mem_pool.kv_pool import KVPool
@@ -45,6 +45,11 @@ class LoadedModel:
     context_length: int
     host: HostPool | None = None
     identity: CacheIdentity | None = None
+
+    @property
+    def num_save_pages(self) -> int:
+        """The first host pages are there for saving the cache; the others are the host tier's."""
+        return _num_save_pages(self.host.page_bytes) if self.host is not None and self.identity else 0
 
     @property
     def vocab_size(self) -> int:
@@ -91,7 +96,6 @@ def load_runner(config: Config, device: torch.device | None = None) -> LoadedMod
     )
     executor = ProgramExecutor(program, tensors, pool, TorchAttention(pool, program.heads))
     return_freed_memory()
-    host, identity = _saving(config, files, model, pool)
     return LoadedModel(
         runner=EagerRunner(executor, max_running + 1, min(num_pages, -(-context_length // page_size)), host),
         name=config.model.served_model_name or files.name,
@@ -102,17 +106,37 @@ def load_runner(config: Config, device: torch.device | None = None) -> LoadedMod
         page_size=page_size,
         num_slots=max_running + 1,
         context_length=context_length,
-        host=host,
-        identity=identity,
+        host=_host_pool(config, pool),
+        identity=_identity(config, files, model, pool),
     )
 
 
-def _saving(
-    config: Config, files: ModelFiles, model: ModelConfig, pool: KVPool
-) -> tuple[HostPool | None, CacheIdentity | None]:
+def _num_save_pages(page_bytes: int) -> int:
+    return NUM_SAVE_BUFFERS * save_buffer_pages(page_bytes)
+
+
+def _host_pool(config: Config, pool: KVPool) -> HostPool | None:
+    """::
+
+    host pages   [0 ............. num_save_pages)[num_save_pages ........ num_pages)
+                  between compute and the helper  the host tier's
+                  that saves the cache
+    """
+    tier_gb = config.cache.host_cache_gb
+    num_save_pages = 0 if config.cache.cache_dir is None else _num_save_pages(pool.page_bytes)
+    num_pages = num_save_pages + int(tier_gb * 1e9) // pool.page_bytes
+    free = read_cpu_free()
+    if tier_gb * 1e9 > free:
+        raise ConfigError(
+            f"--host-cache-gb is {tier_gb:g}, but only {free / 1e9:.1f} GB of host memory are free"
+        )
+    return HostPool(num_pages, pool.page_bytes, pool.layers[0].device) if num_pages else None
+
+
+def _identity(config: Config, files: ModelFiles, model: ModelConfig, pool: KVPool) -> CacheIdentity | None:
     if config.cache.cache_dir is None:
-        return None, None
-    identity = CacheIdentity(
+        return None
+    return CacheIdentity(
         program=version("twinloop"),
         model=files.name,
         weights=digest_model(files),
@@ -125,8 +149,6 @@ def _saving(
         page_bytes=pool.page_bytes,
         byte_order=sys.byteorder,
     )
-    num_pages = NUM_SAVE_BUFFERS * save_buffer_pages(pool.page_bytes)
-    return HostPool(num_pages, pool.page_bytes, pool.layers[0].device), identity
 
 
 def resolve_dtype(name: str) -> torch.dtype:

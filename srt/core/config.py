@@ -73,6 +73,13 @@ class CacheOptions:
         unit="GB",
         allowed=Range(0, 1e6, above=True),
     )
+    host_cache_gb: float = option(
+        0.0,
+        "host memory for cached prefixes that the KV pool has no room for: they come back on a hit; useful where the "
+        "pool is in a device's memory; 0: none",
+        unit="GB",
+        allowed=Range(0, 1e6),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +228,8 @@ class Config:
             )
         if cache.cache_dir is not None and not cache.radix_cache:
             raise ConfigError("--cache-dir needs the radix cache: leave out --no-radix-cache")
+        if cache.host_cache_gb and not cache.radix_cache:
+            raise ConfigError("--host-cache-gb needs the radix cache: leave out --no-radix-cache")
         self.events.check(cache.radix_cache)
         if cache.max_total_tokens is not None and cache.max_total_tokens < cache.page_size:
             raise ConfigError(

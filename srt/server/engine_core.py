@@ -11,6 +11,7 @@ from compute_loop.runner.load import LoadedModel, load_runner
 from control_loop.intake import Limits
 from control_loop.loop import ControlLoop
 from control_loop.parts import LoopLinks
+from radix_cache.host_index import HostIndex
 from srt.core.config import Config
 from srt.core.loop_thread import Loop, LoopThread
 from srt.core.messages import EngineReady
@@ -50,7 +51,9 @@ class EngineCore:
         )
         self._store = _open_store(config, loaded, links.doorbell)
         saving = self._store.links if self._store is not None else None
-        control = ControlLoop(config, limits, loaded.num_pages, self._port, links, saving=saving)
+        control = ControlLoop(
+            config, limits, loaded.num_pages, self._port, links, saving=saving, host_index=_host_index(loaded)
+        )
         compute = ComputeLoop(loaded.runner, num_slots, links.commands, links.results, links.doorbell)
         overlap = _resolve_overlap(config, loaded)
         loops: dict[str, Loop] = (
@@ -118,8 +121,18 @@ def _open_store(config: Config, loaded: LoadedModel, doorbell: Doorbell) -> Cach
         return None
     options = config.cache
     return CacheStore(
-        config.cache.cache_dir, options.cache_dir_gb, loaded.identity, loaded.host.pages, doorbell
+        config.cache.cache_dir,
+        options.cache_dir_gb,
+        loaded.identity,
+        loaded.host.pages[: loaded.num_save_pages],
+        doorbell,
     )
+
+
+def _host_index(loaded: LoadedModel) -> HostIndex | None:
+    if loaded.host is None or loaded.host.num_pages == loaded.num_save_pages:
+        return None
+    return HostIndex(loaded.num_save_pages, loaded.host.num_pages - loaded.num_save_pages)
 
 
 def _resolve_overlap(config: Config, loaded: LoadedModel) -> bool:
