@@ -96,6 +96,7 @@ def load_runner(config: Config, device: torch.device | None = None) -> LoadedMod
     )
     executor = ProgramExecutor(program, tensors, pool, TorchAttention(pool, program.heads))
     return_freed_memory()
+    host = _host_pool(config, pool)
     return LoadedModel(
         runner=EagerRunner(executor, max_running + 1, min(num_pages, -(-context_length // page_size)), host),
         name=config.model.served_model_name or files.name,
@@ -106,7 +107,7 @@ def load_runner(config: Config, device: torch.device | None = None) -> LoadedMod
         page_size=page_size,
         num_slots=max_running + 1,
         context_length=context_length,
-        host=_host_pool(config, pool),
+        host=host,
         identity=_identity(config, files, model, pool),
     )
 

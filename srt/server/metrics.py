@@ -27,6 +27,7 @@ GAUGES: dict[str, str] = {
     "max_total_num_tokens": "Size of the KV pool in tokens",
     "num_used_tokens": "KV tokens in use, cached ones included",
     "num_cached_tokens": "KV tokens that the radix tree holds",
+    "num_host_tokens": "KV tokens that host memory holds for the radix tree",
     "num_free_tokens": "KV tokens that are free",
     "num_locked_tokens": "Cached KV tokens that a live request uses",
 }
