@@ -51,6 +51,11 @@ class CacheManager:
         """Pages that `reserve` can deliver now."""
         return self.allocator.num_free + self.cache.num_evictable
 
+    @property
+    def max_copies(self) -> int:
+        """Copies that one pass over the waiting requests can command: no page is moved twice in it, out or in."""
+        return 0 if self.tier is None else 2 * self.allocator.num_pages
+
     def reserve(self, count: int) -> Int32Array | None:
         """`count` pages, evicting what nobody uses; None and no change when there are not so many."""
         short = count - self.allocator.num_free

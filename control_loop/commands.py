@@ -9,7 +9,7 @@ from srt.core.step_messages import Command
 
 
 class CommandSender:
-    """Thread: control. Numbers commands from 1 and stamps them with the epoch.
+    """Thread: control. Numbers commands from 1, rising, and stamps them with the epoch.
 
     `applied` is the last command that a result has acknowledged. A new epoch begins when a step has failed: compute
     voids commands of an older one.
@@ -21,14 +21,19 @@ class CommandSender:
         self.last_seq = 0
         self.applied = 0
 
-    @property
-    def next_seq(self) -> int:
-        """The number that the next command will have."""
-        return self.last_seq + 1
+    def seq_behind(self, others: int) -> int:
+        """The number of a command that will be sent after `others` commands at most: numbers only have to rise."""
+        return self.last_seq + 1 + others
 
-    def send(self, make: Callable[[int, int], Command]) -> int:
-        """Puts ``make(seq, epoch)`` on the queue and returns its number."""
-        self.last_seq += 1
+    def send(self, make: Callable[[int, int], Command], seq: int | None = None) -> int:
+        """Puts ``make(seq, epoch)`` on the queue and returns its number; `seq` is one from `seq_behind`.
+
+        Raises:
+            RuntimeError: a later number has been given out meanwhile.
+        """
+        if seq is not None and seq <= self.last_seq:
+            raise RuntimeError(f"command {seq} comes behind command {self.last_seq}")
+        self.last_seq = self.last_seq + 1 if seq is None else seq
         self._queue.put(make(self.last_seq, self.epoch))
         return self.last_seq
 

@@ -53,7 +53,9 @@ class Scheduler:
         if len(self._unapplied) >= MAX_UNAPPLIED_BATCHES:
             return False
         self._learn()
-        adder = PrefillAdder(self._manager, self._slots, self._commands.next_seq, self._budget())
+        # What the rows write is settled by this number; the copies that admissions command have smaller ones.
+        seq = self._commands.seq_behind(self._manager.max_copies)
+        adder = PrefillAdder(self._manager, self._slots, seq, self._budget())
         suspect = self._recovery.candidate(self._slots)
         if suspect is not None:
             self._try_alone(adder, suspect)
@@ -65,7 +67,7 @@ class Scheduler:
         self._counters.computed_tokens_total += adder.num_tokens
         self._counters.prefill_chunks_total += len(adder.rows)
         rows = tuple(adder.rows)
-        self._unapplied.append(self._commands.send(lambda seq, epoch: PrefillBatch(seq, epoch, rows)))
+        self._unapplied.append(self._commands.send(lambda seq, epoch: PrefillBatch(seq, epoch, rows), seq))
         return True
 
     def grant_pages(self) -> bool:
