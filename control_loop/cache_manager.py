@@ -129,7 +129,7 @@ class CacheManager:
              before         to: the tree's, pending   computed
         """
         cached = int(self._slots.scheduled[slot]) // self._page_size
-        host_pages = tier.find(key, cached)
+        host_pages = tier.find(key, self._slots.pages[slot, :cached])
         if len(host_pages):
             whole = cached + len(host_pages)
             seq = tier.bring_back(host_pages, self._slots.pages[slot, cached:whole].copy())

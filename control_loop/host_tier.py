@@ -6,11 +6,11 @@ import numpy as np
 
 from control_loop.commands import CommandSender
 from radix_cache.block_ledger import BlockLedger
-from radix_cache.content_hash import page_hashes, root_hash
+from radix_cache.content_hash import chain_hashes, root_hash
 from radix_cache.host_index import HostIndex
 from radix_cache.journal import Cleared, JournaledCache, Stored
 from radix_cache.key import TOKEN_BYTES, RadixKey
-from srt.core.messages import Int32Array
+from srt.core.messages import Int32Array, empty_int32
 from srt.core.step_messages import CopyPages
 
 SLICE_PAGES = 256
@@ -56,13 +56,15 @@ class HostTier:
         dst = np.array(host_pages, np.int32)
         self._copy(evicted[places], dst, to_host=True)
 
-    def find(self, key: RadixKey, num_cached: int) -> Int32Array:
-        """Host pages with what follows the first `num_cached` pages of `key`; the last token is never among it."""
-        end = (len(key) - 1) * TOKEN_BYTES // self._stride * self._stride
-        if not len(self._index) or num_cached * self._stride >= end:
-            return np.empty(0, np.int32)
-        hashes = page_hashes(root_hash(key.salt), key.data[:end], self._stride)
-        return np.array(self._index.find(hashes[num_cached:]), np.int32)
+    def find(self, key: RadixKey, cached: Int32Array) -> Int32Array:
+        """Host pages with what follows the pages `cached` of `key`, the tree's; the last token is never among it."""
+        start = len(cached) * self._stride
+        if not len(self._index) or start >= len(key.data):
+            return empty_int32()
+        self._follow()
+        parent = self._ledger.hash_of(int(cached[-1])) if len(cached) else root_hash(key.salt)
+        hashes = chain_hashes(parent, key.data[start:-TOKEN_BYTES], self._stride)
+        return np.array(self._index.find(hashes), np.int32)
 
     def bring_back(self, host_pages: Int32Array, pages: Int32Array) -> int:
         """Copies host pages to `pages` of the pool; the command that will have done it."""
@@ -77,10 +79,11 @@ class HostTier:
         seq = self._commands.last_seq
         for start in range(0, len(src), SLICE_PAGES):
             part = slice(start, start + SLICE_PAGES)
-            seq = self._commands.send(
-                lambda seq, epoch, part=part: CopyPages(seq, epoch, src[part], dst[part], to_host)  # type: ignore[misc]
-            )
+            seq = self._send(src[part], dst[part], to_host)
         return seq
+
+    def _send(self, src: Int32Array, dst: Int32Array, to_host: bool) -> int:
+        return self._commands.send(lambda seq, epoch: CopyPages(seq, epoch, src, dst, to_host))
 
     def _follow(self) -> list[bytes]:
         """Takes in what the tree has done; the hashes of the pages that left it last, in their order."""

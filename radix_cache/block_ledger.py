@@ -61,6 +61,15 @@ class BlockLedger:
         self._blocks.update(zip(pages, blocks, strict=True))
         return blocks
 
+    def hash_of(self, page: int) -> bytes:
+        """Raises:
+        LedgerError: the page is not here.
+        """
+        block = self._blocks.get(page)
+        if block is None:
+            raise LedgerError(f"page {page} is not here")
+        return block.hash
+
     def remove(self, pages: Sequence[int]) -> list[bytes]:
         """Forget pages; their hashes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Final
 
@@ -36,14 +37,17 @@ def page_hashes(parent: bytes, tokens: bytes, stride: int) -> list[bytes]:
     """
     if len(tokens) % stride:
         raise ValueError(f"tokens: {len(tokens)} bytes given, whole pages of {stride} bytes wanted")
-    hashes = []
+    return list(chain_hashes(parent, tokens, stride))
+
+
+def chain_hashes(parent: bytes, tokens: bytes, stride: int) -> Iterator[bytes]:
+    """`page_hashes` one by one, for who may stop early; a page that is not whole is left out."""
     view = memoryview(tokens)
-    for start in range(0, len(tokens), stride):
+    for end in range(stride, len(tokens) + 1, stride):
         hashing = blake2b(parent, digest_size=HASH_BYTES)
-        hashing.update(view[start : start + stride])
+        hashing.update(view[end - stride : end])
         parent = hashing.digest()
-        hashes.append(parent)
-    return hashes
+        yield parent
 
 
 def block_number(page_hash: bytes) -> int:

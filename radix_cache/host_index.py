@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 
 class HostIndex:
@@ -21,16 +22,14 @@ class HostIndex:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def find(self, hashes: Sequence[bytes]) -> list[int]:
-        """The host pages of the longest run of `hashes`, from its first on, that is here; they count as used."""
-        found = []
-        for page_hash in hashes:
-            page = self._pages.get(page_hash)
-            if page is None:
-                break
-            found.append(page)
-        self._touch(hashes[: len(found)])
-        return found
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """The host pages of the longest run of `hashes`, from its first on, that is here; they count as used.
+
+        Takes no more of `hashes` than the run and the one behind it.
+        """
+        run = list(takewhile(self._pages.__contains__, hashes))
+        self._touch(run)
+        return [self._pages[page_hash] for page_hash in run]
 
     def place(self, hashes: Sequence[bytes]) -> tuple[list[int], list[int]]:
         """Room for contents that are to be kept, the least recently used ones leaving for them.

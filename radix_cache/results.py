@@ -12,7 +12,7 @@ from radix_cache.tree_node import TreeNode
 
 
 class Match(NamedTuple):
-    """A cached prefix. (A tuple, as `Insertion` is: made in a third of a frozen dataclass's time, at every operation.)
+    """A cached prefix. (A tuple, as `Insertion` is: made in half of a frozen dataclass's time, at every operation.)
 
     `node` ends it (the root when nothing matched) and is what to lock. `pages` are its KV pages in order,
     read only, `num_tokens / page_size` of them. The first `num_settled` tokens are written; the others will

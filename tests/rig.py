@@ -44,6 +44,7 @@ from srt.server.cache_store.store import CacheStore
 EOS = 0
 BUFFER_PAGES = 5
 """Of each of the two buffers between compute and the helper that writes files."""
+SAVE_PAGES = 2 * BUFFER_PAGES
 
 
 @dataclass
@@ -71,7 +72,7 @@ def open_store(config: Config, runner: HashRunner, links: LoopLinks) -> CacheSto
     identity = CacheIdentity(
         "test", "hash", "none", "int64", "tokens", 1, 1, 1, page_size, page_size * 8, sys.byteorder
     )
-    pages = runner.host[: 2 * BUFFER_PAGES].view(np.uint8)
+    pages = runner.host[:SAVE_PAGES].view(np.uint8)
     return CacheStore(config.cache.cache_dir, config.cache.cache_dir_gb, identity, pages, links.doorbell)
 
 
@@ -126,7 +127,7 @@ class Rig:
             vocab,
             asynchronous,
             fault,
-            num_host_pages=2 * BUFFER_PAGES + num_host_pages,
+            num_host_pages=SAVE_PAGES + num_host_pages,
         )
         limits = Limits(vocab, context, num_pages * page_size, frozenset({eos}))
         self.store = open_store(self.config, self.runner, self.links)
@@ -139,7 +140,7 @@ class Rig:
             self.links,
             clock,
             saving=saving,
-            host_index=HostIndex(2 * BUFFER_PAGES, num_host_pages) if num_host_pages else None,
+            host_index=HostIndex(SAVE_PAGES, num_host_pages) if num_host_pages else None,
         )
         self.restored = 0
         if self.store is not None:

@@ -126,8 +126,7 @@ def _host_pool(config: Config, pool: KVPool) -> HostPool | None:
     tier_gb = config.cache.host_cache_gb
     num_save_pages = 0 if config.cache.cache_dir is None else _num_save_pages(pool.page_bytes)
     num_pages = num_save_pages + int(tier_gb * 1e9) // pool.page_bytes
-    free = read_cpu_free()
-    if tier_gb * 1e9 > free:
+    if tier_gb and tier_gb * 1e9 > (free := read_cpu_free()):
         raise ConfigError(
             f"--host-cache-gb is {tier_gb:g}, but only {free / 1e9:.1f} GB of host memory are free"
         )
