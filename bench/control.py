@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import math
 import time
 from collections.abc import Sequence
@@ -12,19 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
+from bench.bounds import check_bounds
 from bench.environment import Environment
 from bench.outputs import add_outputs, check_outputs, publish
 from bench.report import Distribution, Errors, Figure, Report
 from bench.summary import Summary
 from compute_loop.loop import ComputeLoop
 from compute_loop.runner.simulated import DeviceModel, SimulatedRunner
-from control_loop.collector import take_over_collection
+from control_loop.collector import give_back_collection, take_over_collection
 from control_loop.intake import Limits
 from control_loop.loop import ControlLoop
 from control_loop.parts import LoopLinks
 from control_loop.policy import POLICIES
 from srt.core.config import Config
-from srt.core.errors import ConfigError
 from srt.core.messages import TokenizedReq, TokenOutput
 from srt.core.port import LocalPort
 from srt.core.sampling_params import SamplingParams
@@ -177,8 +176,7 @@ def options_of(arguments: argparse.Namespace) -> ControlOptions:
         ("seed", (arguments.seed,), 0),
     ):
         for value in values:
-            if value < least:
-                raise ConfigError(f"--{name} is {value}, it must be at least {least}")
+            check_bounds(name, value, least)
     steps = QUICK_STEPS if arguments.quick else STEPS
     return ControlOptions(
         running, arguments.waiting, arguments.policy, arguments.page_size, steps, arguments.seed
@@ -194,8 +192,7 @@ def measure(options: ControlOptions, environment: Environment) -> Report:
         stage.fill()
         take_over_collection()  # as an engine process does
         micros = [stage.step() * 1e6 for _ in range(options.num_steps)]
-        gc.enable()
-        gc.unfreeze()
+        give_back_collection()
         summary = Summary.of(micros)
         assert summary is not None
         medians[num_running] = summary.p50

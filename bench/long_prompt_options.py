@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.bounds import check_bounds
 from bench.local_server import ENGINE_GROUPS, option_words
 from srt.core.config import Config
 from srt.core.errors import ConfigError
@@ -110,6 +111,5 @@ def sizes_of(arguments: argparse.Namespace, config: Config) -> Sizes:
         ("rounds", sizes.num_rounds, 1),
         ("seed", sizes.seed, 0),
     ):
-        if given < least:
-            raise ConfigError(f"--{option} is {given}, it must be at least {least}")
+        check_bounds(option, given, least)
     return sizes

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bench.bounds import check_bounds
 from bench.environment import Environment
 from bench.outputs import add_outputs, check_outputs, publish
 from bench.radix_trace import LockTimer, Trace, TraceOptions
 from bench.radix_workloads import BigTree, LongPrompt, TreeSizes, long_prompt, memory_left
 from bench.report import Distribution, Errors, Figure, Report
 from bench.summary import Summary
-from control_loop.collector import take_over_collection
+from control_loop.collector import give_back_collection, take_over_collection
 from radix_cache.eviction import EVICTION_POLICIES
-from srt.core.errors import ConfigError
 
 OPERATIONS = ("match", "lock", "unlock", "insert prompt", "insert finish", "evict")
 NUM_REQUESTS, QUICK_REQUESTS = 50_000, 2000
@@ -80,8 +79,7 @@ def options_of(arguments: argparse.Namespace) -> RadixOptions:
         ("requests", requests, 1, 10_000_000),
         ("seed", seed, 0, 2**63),
     ):
-        if not least <= value <= most:
-            raise ConfigError(f"--{name} is {value}, it must be from {least} to {most}")
+        check_bounds(name, value, least, most)
     policy = arguments.eviction_policy
     sizes = TreeSizes(100_000, 1000, 99, 500, page_size, policy, seed)
     systems, capacity = (QUICK_SYSTEMS, QUICK_CAPACITY) if quick else (NUM_SYSTEMS, CAPACITY)
@@ -127,7 +125,7 @@ def _tree(sizes: TreeSizes) -> tuple[list[Figure], list[Distribution]]:
     take_over_collection()
     inserted, matched = Summary.of(tree.insert()), Summary.of(tree.match())
     evicted, nodes_left = tree.evict()
-    _give_back_collection()
+    give_back_collection()
     figures = [
         Figure("nodes of the big tree", "tree_nodes", tree.num_nodes),
         Figure("memory per node beside ids (bytes)", "node_bytes", tree.bytes_per_node),
@@ -149,7 +147,7 @@ def _trace(options: TraceOptions, name: str) -> tuple[list[Figure], list[Distrib
     for trace in (played, Trace(options, timer)):
         take_over_collection()
         trace.play()
-        _give_back_collection()
+        give_back_collection()
     figures = [
         Figure(f"{name}: operations/s", f"{name}_ops_s", played.num_operations / played.seconds),
         Figure(f"{name}: requests/s", f"{name}_req_s", options.num_requests / played.seconds),
@@ -179,8 +177,3 @@ def _match_speed(trace: Trace) -> float:
 
 def _micros(nanoseconds: list[int]) -> Summary | None:
     return Summary.of((np.asarray(nanoseconds, np.float64) / 1e3).tolist())
-
-
-def _give_back_collection() -> None:
-    gc.enable()
-    gc.unfreeze()

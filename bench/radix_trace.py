@@ -31,6 +31,10 @@ MAX_TURNS = 8
 Answer = TypeVar("Answer")
 
 
+def random_tokens(rng: np.random.Generator, count: int) -> Int32Array:
+    return rng.integers(1, VOCAB_SIZE, count, np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
     """`capacity` in tokens; with `is_sessions`, half of the requests follow up on one that has ended."""
@@ -69,16 +73,13 @@ class Requests:
     def __init__(self, options: TraceOptions) -> None:
         self._rng = np.random.default_rng(options.seed)
         lengths = self._rng.integers(*SYSTEM_TOKENS, options.num_systems, endpoint=True)
-        self._systems = [self.tokens(int(length)) for length in lengths]
+        self._systems = [random_tokens(self._rng, int(length)) for length in lengths]
         weights = np.arange(1, options.num_systems + 1) ** -ZIPF
         self._chosen = self._rng.choice(
             options.num_systems, options.num_requests, p=weights / weights.sum()
         ).tolist()
         self._is_sessions = options.is_sessions
         self._conversations: deque[tuple[Int32Array, int]] = deque(maxlen=OPEN_CONVERSATIONS)
-
-    def tokens(self, count: int) -> Int32Array:
-        return self._rng.integers(1, VOCAB_SIZE, count, np.int32)
 
     def __iter__(self) -> Iterator[tuple[Int32Array, int]]:
         """Each prompt, and which turn of its conversation it is."""
@@ -88,12 +89,14 @@ class Requests:
                 index = int(self._rng.integers(len(self._conversations)))
                 before, turn = self._conversations[index]
                 del self._conversations[index]
-            own = self.tokens(int(self._rng.integers(*OWN_TOKENS, endpoint=True)))
+            own = random_tokens(self._rng, int(self._rng.integers(*OWN_TOKENS, endpoint=True)))
             yield np.concatenate([before, own]), turn
 
     def answer(self, prompt: Int32Array, turn: int) -> Int32Array:
         """The whole sequence of a request that has ended."""
-        whole = np.concatenate([prompt, self.tokens(int(self._rng.integers(*OUTPUT_TOKENS, endpoint=True)))])
+        whole = np.concatenate(
+            [prompt, random_tokens(self._rng, int(self._rng.integers(*OUTPUT_TOKENS, endpoint=True)))]
+        )
         if self._is_sessions and turn < MAX_TURNS:
             self._conversations.append((whole, turn + 1))
         return whole

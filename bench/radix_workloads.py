@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
-from bench.radix_trace import VOCAB_SIZE
-from control_loop.collector import PASSES_BETWEEN, Collector, take_over_collection
+from bench.radix_trace import random_tokens
+from control_loop.collector import PASSES_BETWEEN, Collector, give_back_collection, take_over_collection
 from radix_cache.key import TOKEN_BYTES, RadixKey
 from radix_cache.radix_cache import RadixCache
 from radix_cache.tree_node import PAGE_ID_BYTES, TreeNode
@@ -53,7 +53,7 @@ def long_prompt(sizes: TreeSizes) -> LongPrompt:
     """A long prompt against a warm tree that has it as one node, and as a chain of `CHAIN_NODES`."""
     page = sizes.page_size
     step = max(1, sizes.prompt_tokens // CHAIN_NODES // page) * page
-    tokens = _tokens(np.random.default_rng(sizes.seed), CHAIN_NODES * step + 1)
+    tokens = random_tokens(np.random.default_rng(sizes.seed), CHAIN_NODES * step + 1)
     key = RadixKey(tokens)  # one token more than is cached: the whole of it is found
     pages = np.arange(len(tokens) // page, dtype=np.int32)
     one, chain = RadixCache(page, sizes.policy), RadixCache(page, sizes.policy)
@@ -82,26 +82,28 @@ class BigTree:
     def __init__(self, sizes: TreeSizes) -> None:
         self._sizes = sizes
         self._rng = np.random.default_rng(sizes.seed)
-        self._prefixes = [_tokens(self._rng, PREFIX_TOKENS) for _ in range(sizes.num_prefixes)]
+        self._prefixes = [random_tokens(self._rng, PREFIX_TOKENS) for _ in range(sizes.num_prefixes)]
         self._next_page = 0
         gc.collect()
         tracemalloc.start()
         self.cache = RadixCache(sizes.page_size, sizes.policy)
-        self._empty_bytes = tracemalloc.get_traced_memory()[0]
+        empty_bytes = tracemalloc.get_traced_memory()[0]
         for prefix in tqdm(self._prefixes, desc="tree", unit="prefix", disable=None, leave=False):
             self._add(prefix)
             for _ in range(sizes.num_leaves):
-                self._add(np.concatenate([prefix, _tokens(self._rng, int(self._rng.integers(*LEAF_TOKENS)))]))
+                self._add(
+                    np.concatenate([prefix, random_tokens(self._rng, int(self._rng.integers(*LEAF_TOKENS)))])
+                )
         self.num_nodes = self.cache.stats().num_nodes
-        beside = tracemalloc.get_traced_memory()[0] - self._empty_bytes - _id_bytes(self.cache.root)
+        beside = tracemalloc.get_traced_memory()[0] - empty_bytes - _id_bytes(self.cache.root)
         tracemalloc.stop()
         self.bytes_per_node = beside / self.num_nodes
 
     def insert(self) -> list[float]:
-        """Microseconds of inserting `FRESH_TOKENS` behind a prefix of the tree; they are evicted at once."""
+        """Microseconds of inserting `FRESH_TOKENS` behind a prefix of the tree, where they stay."""
         seconds = []
         for prefix in self._some_prefixes():
-            tokens = np.concatenate([prefix, _tokens(self._rng, FRESH_TOKENS)])
+            tokens = np.concatenate([prefix, random_tokens(self._rng, FRESH_TOKENS)])
             key, pages = RadixKey(tokens), self._pages(len(tokens))
             started = time.perf_counter()
             self.cache.insert(key, pages)
@@ -112,7 +114,7 @@ class BigTree:
         """Microseconds of matching a prefix of the tree with `OWN_TOKENS` behind it."""
         seconds = []
         for prefix in self._some_prefixes():
-            key = RadixKey(np.concatenate([prefix, _tokens(self._rng, OWN_TOKENS)]))
+            key = RadixKey(np.concatenate([prefix, random_tokens(self._rng, OWN_TOKENS)]))
             started = time.perf_counter()
             found = self.cache.match_prefix(key)
             seconds.append(time.perf_counter() - started)
@@ -128,13 +130,12 @@ class BigTree:
         take_over_collection()
         collector, longest = Collector(), 0.0
         for prefix in self._some_prefixes():
-            tokens = np.concatenate([prefix, _tokens(self._rng, OWN_TOKENS)])
+            tokens = np.concatenate([prefix, random_tokens(self._rng, OWN_TOKENS)])
             self.cache.insert(RadixKey(tokens), self._pages(len(tokens)))
             for _ in range(PASSES_BETWEEN // 8):
                 longest = max(longest, _seconds(collector.between_passes))
         longest = max(longest, _seconds(collector.when_idle))
-        gc.enable()
-        gc.unfreeze()
+        give_back_collection()
         return longest * 1e3, full * 1e3
 
     def evict(self) -> tuple[float, int]:
@@ -163,7 +164,7 @@ class BigTree:
 def memory_left(sizes: TreeSizes) -> int:
     """Bytes that a tree still holds after everything in it was split, locked, unlocked and evicted.
 
-    Half of the leaves are split in the middle first: a part that stayed must not keep the whole.
+    Every node is split in the middle first: a part that stayed must not keep the whole.
     """
     rng = np.random.default_rng(sizes.seed)
     page = sizes.page_size
@@ -180,7 +181,7 @@ def memory_left(sizes: TreeSizes) -> int:
 
 def _fill_and_empty(cache: RadixCache, rng: np.random.Generator, page: int, count: int) -> None:
     for _ in range(count):
-        tokens = _tokens(rng, PREFIX_TOKENS)
+        tokens = random_tokens(rng, PREFIX_TOKENS)
         pages = np.arange(len(tokens) // page, dtype=np.int32)
         cache.insert(RadixKey(tokens), pages)
         node = cache.match_and_lock(RadixKey(tokens[: PREFIX_TOKENS // 2])).node
@@ -196,10 +197,6 @@ def _id_bytes(top: TreeNode) -> int:
         total += node.num_tokens * TOKEN_BYTES + node.num_pages * PAGE_ID_BYTES
         stack.extend(node.child_nodes())
     return total
-
-
-def _tokens(rng: np.random.Generator, count: int) -> Int32Array:
-    return rng.integers(1, VOCAB_SIZE, count, np.int32)
 
 
 def _median_us(call: Callable[[], object], repeats: int) -> float:

@@ -41,3 +41,9 @@ def take_over_collection() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
+
+
+def give_back_collection() -> None:
+    """Undoes `take_over_collection`, for who does not end with the engine: benches and tests."""
+    gc.unfreeze()
+    gc.enable()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from control_loop.collector import PASSES_BETWEEN, Collector, take_over_collection
+from control_loop.collector import PASSES_BETWEEN, Collector, give_back_collection, take_over_collection
 
 
 class Thing:
@@ -19,8 +19,7 @@ class Thing:
 def collector() -> Iterator[Collector]:
     take_over_collection()
     yield Collector()
-    gc.unfreeze()
-    gc.enable()
+    give_back_collection()
 
 
 def passes(collector: Collector, count: int) -> None:
